@@ -52,6 +52,7 @@ fn main() {
         "script_module",
         "aot_inductor",
         "stream",
+        "quantization",
     ];
     for name in sources {
         build.file(format!("shim/{name}.cpp"));
@@ -71,7 +72,10 @@ fn compile_kernels(include: &Path) {
     if let Ok(abi) = env::var("LIBTORCH_CXX11_ABI") {
         build.define("_GLIBCXX_USE_CXX11_ABI", abi.as_str());
     }
-    build.file("shim/adam_kernel.cpp").file("shim/norm_kernel.cpp").compile("torch_ext_kernels");
+    for name in ["adam_kernel", "norm_kernel", "quant_kernel", "quant_product"] {
+        build.file(format!("shim/{name}.cpp"));
+    }
+    build.compile("torch_ext_kernels");
 }
 
 /// Adds NCCL. Its headers and CUDA's come from the folders in `ACCELERATE_CUDA_INCLUDE` (`cargo xtask check-cuda`

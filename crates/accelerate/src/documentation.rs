@@ -28,6 +28,7 @@ pages! {
     Offload: "docs/src/offload.md";
     BigModels: "docs/src/big_models.md";
     FineTuning: "docs/src/fine_tuning.md";
+    Quantization: "docs/src/quantization.md";
     Checkpoints: "docs/src/checkpoints.md";
     CheckpointFormat: "docs/src/checkpoint_format.md";
     Logging: "docs/src/logging.md";

@@ -36,6 +36,8 @@ pub mod nn;
 mod offload;
 pub mod optim;
 pub mod profile;
+mod quant;
+mod quantized_model;
 mod session;
 mod state;
 mod status;
@@ -49,8 +51,8 @@ pub use accelerate_core::config::{
     DeepSpeedSource, DistributedDataParallelKwargs, DynamoBackend, DynamoMode, FP8RecipeKwargs, FloatType,
     FullyShardedDataParallelPlugin, GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs,
     MixedPrecision, MixedPrecisionPolicy, OffloadDevice, OffloadTarget, ParallelismConfig, PowerSGDState,
-    ProfilerActivity, ProjectConfiguration, ProjectSettings, ReshardAfterForward, RunConfig, ScheduleOption,
-    ShardingStrategy, StateDictType, TorchDynamoPlugin, TorchTensorParallelPlugin, ZeroStage,
+    ProfilerActivity, ProjectConfiguration, ProjectSettings, QuantStorage, QuantType, ReshardAfterForward, RunConfig,
+    ScheduleOption, ShardingStrategy, StateDictType, TorchDynamoPlugin, TorchTensorParallelPlugin, ZeroStage,
 };
 pub use accelerate_core::names::{DistributedType, RngType};
 pub use accelerate_core::schedule::SchedulerUnit;
@@ -69,6 +71,7 @@ pub use launchers::{NotebookLauncherOptions, Workers, debug_launcher, notebook_l
 pub use local_sgd::{LocalSGD, LocalSGDOptions};
 pub use memory::{ExecutableBatchSize, clear_device_cache, find_executable_batch_size};
 pub use profile::ProfileKwargs;
+pub use quantized_model::load_and_quantize_model;
 pub use session::{ObjectState, Stateful};
 pub use state::{PartialState, PartialStateOptions, SplitBetweenProcesses, SplitOptions};
 pub use tensor_tree::Parcel;

@@ -150,8 +150,9 @@ impl LocalSGD {
         if self.mode.is_none() {
             return Ok(());
         }
-        let tensors: Vec<Tensor> =
-            self.store.parameters().iter().map(|param| Ok(param.local().f_detach()?)).collect::<Result<_>>()?;
+        // Codes of a quantised weight have no mean, and they are frozen.
+        let parameters = self.store.parameters().into_iter().filter(|param| !param.is_stored_as_several());
+        let tensors: Vec<Tensor> = parameters.map(|param| Ok(param.local().f_detach()?)).collect::<Result<_>>()?;
         self.group.all_reduce_coalesced(&tensors, ReduceOp::Mean)
     }
 }

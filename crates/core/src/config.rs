@@ -21,6 +21,7 @@ mod power_sgd;
 mod process_group;
 mod profile;
 mod project;
+mod quantization;
 mod questions;
 mod run_config;
 mod tee;
@@ -49,8 +50,8 @@ pub use fully_sharded::{
 pub use grad_scaler::{GradScalerKwargs, GradScalerSettings};
 pub use gradient_accumulation::{GradientAccumulationPlugin, GradientAccumulationSettings};
 pub use later::{
-    BnbQuantizationConfig, FP8RecipeKwargs, FP8Settings, ParallelismConfig, ParallelismSettings, QuantizationSettings,
-    TensorParallelSettings, TorchTensorParallelPlugin,
+    FP8RecipeKwargs, FP8Settings, ParallelismConfig, ParallelismSettings, TensorParallelSettings,
+    TorchTensorParallelPlugin,
 };
 pub use mixed_precision::MixedPrecision;
 pub use offload::{OffloadDevice, OffloadTarget};
@@ -58,6 +59,7 @@ pub use power_sgd::PowerSGDState;
 pub use process_group::{InitProcessGroupKwargs, ProcessGroupSettings};
 pub use profile::{ProfileKwargs, ProfileSettings, ProfilerActivity, ScheduleOption};
 pub use project::{ProjectConfiguration, ProjectSettings};
+pub use quantization::{BnbQuantizationConfig, QuantStorage, QuantType, QuantizationSettings};
 pub use questions::{Answers, Choice, Form, MachineFacts, Next, Passed, Question, Questionnaire, Refused, are_numbers};
 pub use run_config::{
     ConfigFile, FileFormat, Fsdp2Conversion, LaunchPlace, Lookup, Message, Overridden, PartialRunConfig, RunConfig,

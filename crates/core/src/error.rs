@@ -20,6 +20,7 @@ pub(crate) mod lora;
 pub(crate) mod plan;
 pub(crate) mod python;
 pub(crate) mod pytorch;
+pub(crate) mod quantization;
 pub(crate) mod settings;
 pub(crate) mod weight_files;
 
@@ -70,6 +71,8 @@ pub(crate) enum ErrorKind {
     Pytorch(#[from] pytorch::PytorchErrorKind),
     #[error(transparent)]
     Python(#[from] python::PythonErrorKind),
+    #[error(transparent)]
+    Quantization(#[from] quantization::QuantizationErrorKind),
     #[error(transparent)]
     Settings(#[from] settings::SettingsErrorKind),
     #[error(transparent)]
@@ -169,8 +172,8 @@ impl Error {
 
     /// A weight file, its size, name or index, or an exported model cannot be understood.
     pub fn is_weight_files(&self) -> bool {
-        use ErrorKind::{ExportedModel, Python, Pytorch, WeightFiles};
-        matches!(self.0.kind, WeightFiles(_) | Pytorch(_) | Python(_) | ExportedModel(_))
+        use ErrorKind::{ExportedModel, Python, Pytorch, Quantization, WeightFiles};
+        matches!(self.0.kind, WeightFiles(_) | Pytorch(_) | Python(_) | ExportedModel(_) | Quantization(_))
     }
 }
 

@@ -18,6 +18,7 @@ pub mod offload;
 pub mod plan;
 pub mod power_sgd;
 pub mod profile;
+pub mod quantization;
 pub mod restart;
 pub mod sampler;
 pub mod schedule;

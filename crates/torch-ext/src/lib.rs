@@ -24,6 +24,7 @@ mod process_group;
 pub mod process_memory;
 pub mod profiler;
 mod push;
+pub mod quantization;
 mod reducer;
 pub mod saved_tensors;
 pub mod scalar;

@@ -10,6 +10,7 @@ mod fsdp;
 mod launch;
 mod loader;
 mod offload;
+mod quant;
 mod record;
 mod step;
 
@@ -66,6 +67,8 @@ enum What {
     Compiled,
     /// The optimizer alone: many small tensors, 32 million parameters, and with scaler and clipping (microseconds)
     Optimizer,
+    /// Layers with weights of 4 and 8 bits, codes of a weight, and a model from a file (microseconds)
+    Quant,
     /// Everything
     All,
 }
@@ -131,6 +134,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if wants(What::Optimizer) {
         step::races(&environment, rounds, &step::OPTIMIZERS, &mut races)?;
+    }
+    if wants(What::Quant) {
+        quant::races(&environment, rounds, &mut races)?;
     }
     let races = races.all();
     if arguments.record {

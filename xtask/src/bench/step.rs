@@ -146,13 +146,13 @@ impl Contest {
 
 /// What a program reports.
 #[derive(Debug, PartialEq)]
-struct Report {
-    micros: f64,
-    answer: f64,
+pub(super) struct Report {
+    pub(super) micros: f64,
+    pub(super) answer: f64,
 }
 
 impl Report {
-    fn of(mut command: Command) -> Result<Report> {
+    pub(super) fn of(mut command: Command) -> Result<Report> {
         let printed = process::read(&mut command)?;
         let text = *ranks::marked(&printed, "report=").first().context("the program reported nothing")?;
         let value: Value = serde_json::from_str(text).with_context(|| format!("a report is not JSON: {text}"))?;
@@ -162,7 +162,7 @@ impl Report {
 }
 
 /// Sums in another order differ in the last digits, another gradient or rule differs in the first.
-fn check_answers(name: &str, ours: f64, rival: f64) -> Result<()> {
+pub(super) fn check_answers(name: &str, ours: f64, rival: f64) -> Result<()> {
     let agree = (ours - rival).abs() <= 1e-3 * rival.abs();
     ensure!(agree, "the race {name} is void: parameters of mean square {ours} here and {rival} there");
     Ok(())

@@ -12,6 +12,7 @@ mod grid;
 mod launch;
 mod lora;
 mod precision;
+mod quant;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -53,6 +54,8 @@ enum What {
     Checkpoint(checkpoint::Checkpoint),
     /// What configuration files of all versions mean, read and written by both sides
     Config(config::Config),
+    /// Codes, files and products of weights of 4 and 8 bits, beside bitsandbytes on the CPU
+    Quant,
 }
 
 #[derive(Debug, Args)]
@@ -88,6 +91,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Lora(lora) => lora::run(lora),
         What::Checkpoint(checkpoint) => checkpoint::run(checkpoint),
         What::Config(config) => config::run(config),
+        What::Quant => quant::run(),
     }
 }
 

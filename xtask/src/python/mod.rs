@@ -136,7 +136,7 @@ impl Requirements {
 }
 
 fn needs_torch(requirement: &str) -> bool {
-    ["accelerate==", "peft=="].iter().any(|name| requirement.starts_with(name))
+    ["accelerate==", "bitsandbytes==", "peft=="].iter().any(|name| requirement.starts_with(name))
 }
 
 /// The folder with Accelerate and its small dependencies, for this Python.
@@ -188,11 +188,11 @@ mod tests {
 
     #[test]
     fn accelerate_is_pinned_and_installed_apart() {
-        let text = "# why\nnumpy\n\naccelerate==1.15.0\npeft==0.21.2\nsafetensors>=0.4.3\n".to_owned();
+        let text = "# why\nnumpy\n\naccelerate==1.15.0\nbitsandbytes==0.50.2\npeft==0.21.2\nsafetensors>=0.4.3\n".to_owned();
         let requirements = Requirements::parse(text).unwrap();
         assert_eq!(requirements.accelerate_version, "1.15.0");
         assert_eq!(requirements.others().collect::<Vec<_>>(), ["numpy", "safetensors>=0.4.3"]);
-        assert_eq!(requirements.apart().collect::<Vec<_>>(), ["accelerate==1.15.0", "peft==0.21.2"]);
+        assert_eq!(requirements.apart().collect::<Vec<_>>(), ["accelerate==1.15.0", "bitsandbytes==0.50.2", "peft==0.21.2"]);
         assert!(Requirements::parse("accelerate>=1\n".to_owned()).is_err());
     }
 

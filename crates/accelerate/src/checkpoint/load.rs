@@ -210,7 +210,7 @@ fn load_placed(
     dispatch.finish()
 }
 
-fn mapped_names(source: &Source, options: &LoadOptions) -> Result<Vec<(String, Vec<i64>)>> {
+pub(super) fn mapped_names(source: &Source, options: &LoadOptions) -> Result<Vec<(String, Vec<i64>)>> {
     let mut found = Vec::with_capacity(source.tensors.len());
     let mut origins: HashMap<String, &str> = HashMap::new();
     for (name, shape, _) in &source.tensors {

@@ -56,6 +56,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 mod torch_files;
+mod weight_source;
 mod writer;
 
 pub use dispatch::{DeviceMapChoice, LoadAndDispatchOptions, LoadedAndDispatched, load_checkpoint_and_dispatch};
@@ -69,4 +70,5 @@ pub(crate) use state::{
     FolderWriters, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in, gather_whole,
     make_checkpoint_folder, random_states, remove_outdated_checkpoints, restore_random_states,
 };
+pub(crate) use weight_source::WeightSource;
 pub use writer::save_file;

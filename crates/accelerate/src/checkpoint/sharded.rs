@@ -176,12 +176,19 @@ impl<'a> Save<'a> {
             let Some(&first) = group.first() else { continue };
             let first = &self.tensors[first].param;
             let unit = first.unit().map_or_else(|| Ok(Vec::new()), |_| first.full_unit())?;
-            let appended = own.as_mut().map_or(Ok(()), |files| {
-                group.iter().try_for_each(|&position| match self.tensors[position].param.unit() {
-                    Some(place) => files.append(position, &unit[place.member]),
-                    None => files.append(position, &self.tensors[position].param.full_tensor()?),
-                })
-            });
+            let mut appended = Ok(());
+            for &position in group {
+                let param = &self.tensors[position].param;
+                // Parts of a weight are gathered one by one, also for the others.
+                let part = param.shard_group().filter(|_| param.unit().is_none()).map(|_| param.full_tensor());
+                let part = part.transpose()?;
+                let (Ok(files), true) = (own.as_mut(), appended.is_ok()) else { continue };
+                appended = match (param.unit(), part) {
+                    (Some(place), _) => files.append(position, &unit[place.member]),
+                    (None, Some(part)) => files.append(position, &part),
+                    (None, None) => param.full_tensor().and_then(|full| files.append(position, &full)),
+                };
+            }
             if let Err(error) = appended {
                 own = Err(error);
             }

@@ -22,6 +22,7 @@ mod gather;
 mod gradient;
 mod issued;
 mod offload;
+mod parts;
 mod prefetch;
 mod reduce;
 mod storage;
@@ -33,12 +34,13 @@ mod units;
 
 use issued::IssuedCollectives;
 use offload::{OffloadPlacement, Offloader};
+use parts::shard_parts;
 use prefetch::Prefetcher;
 use reduce::{GradientReducer, ReductionRanks};
 use storage::ShardedStorage;
 use units::{Common, UnitState, Units};
 
-use super::inventory::inventory;
+use super::inventory::{dividable, inventory};
 use super::replicate::{check_same_model, copy_from};
 use super::{Engine, Start};
 use crate::error::{Error, Result, StateError};
@@ -88,7 +90,7 @@ impl FullyShard {
     ) -> Result<Self> {
         let &Start { mesh, store, .. } = model;
         let plan = agree_on_plan(model, plugin, mixed_precision)?;
-        let (job, params) = (mesh.job().clone(), store.parameters());
+        let (job, params) = (mesh.job().clone(), dividable(store));
         let group = mesh.group(Axis::DpShard)?;
         let has_replicas = mesh.shape().num_replicas() > 1;
         let replicas = has_replicas.then(|| mesh.group(Axis::DpReplicate)).transpose()?;
@@ -143,7 +145,7 @@ impl FullyShard {
     }
 
     /// Keeps this rank's shards of all parameters, one after the other: a full parameter goes when its shard is there.
-    /// Collective if parameters without memory are those of rank 0.
+    /// Collective if parameters without memory are those of rank 0, or some are stored as several tensors.
     fn shard_parameters(&self, store: &ParamStore, places: &Places, sync_module_states: bool) -> Result<()> {
         for param in store.parameters().iter().filter(|param| !param.is_deferred()) {
             self.shard_parameter(param, &param.local(), places)?;
@@ -156,7 +158,9 @@ impl FullyShard {
                 true => self.shard_parameter(param, &full, places),
                 false => param.set_replicated(full),
             }
-        })
+        })?;
+        let stays_whole = self.0.units.stays_unsharded;
+        if stays_whole { Ok(()) } else { shard_parts(self.0.transport.group(), store) }
     }
 
     /// Keeps this rank's shard of a parameter.

@@ -4,6 +4,11 @@ use crate::nn::{Param, ParamStore};
 use accelerate_core::plan::{Inventory, ParameterEntry};
 use tch::Kind;
 
+/// The parameters that plans divide. Those that are stored as several tensors are frozen, and are divided on their own.
+pub(crate) fn dividable(store: &ParamStore) -> Vec<Param> {
+    store.parameters().into_iter().filter(|param| !param.is_stored_as_several()).collect()
+}
+
 /// The parameters of a model that nobody has divided yet, or that is whole on every rank.
 pub(crate) fn inventory(store: &ParamStore) -> Inventory {
     let aliases = store.aliases();
@@ -19,7 +24,7 @@ pub(crate) fn inventory(store: &ParamStore) -> Inventory {
             ties: aliases.iter().filter(|(_, first)| *first == param.name()).map(|(alias, _)| alias.clone()).collect(),
         }
     };
-    Inventory { parameters: store.parameters().iter().map(entry).collect() }
+    Inventory { parameters: dividable(store).iter().map(entry).collect() }
 }
 
 /// As PyTorch writes it.

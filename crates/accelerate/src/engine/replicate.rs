@@ -350,6 +350,7 @@ pub(super) fn check_same_model(group: &Group, store: &ParamStore) -> Result<()> 
         .parameters()
         .iter()
         .chain(&store.buffers())
+        .flat_map(Param::stored_as)
         .map(|param| format!("{} {}\n", param.name(), shape_text(&param.local())))
         .collect();
     let Some(inventories) = group.disagreement("prepare", &inventory)? else { return Ok(()) };
@@ -388,6 +389,7 @@ pub(super) fn copy_from(group: &Group, store: &ParamStore, source: usize) -> Res
         .iter()
         .chain(&store.buffers())
         .filter(|param| !param.is_deferred())
+        .flat_map(Param::stored_as)
         .map(|param| Ok(param.local().f_detach()?))
         .collect::<Result<Vec<Tensor>>>()?
         .into_iter()

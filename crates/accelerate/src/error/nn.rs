@@ -200,6 +200,50 @@ pub(crate) enum NnError {
     DispatchedData { parameter: String },
 
     #[error(
+        "{parameter} is quantised, and codes have no gradient; train adapters beside it, or load the layer without quantising it \
+         (llm_int8_skip_modules)"
+    )]
+    QuantizedRequiresGrad { parameter: String },
+
+    #[error("{parameter} is quantised, and is not initialised again; load its weights")]
+    QuantizedInitialisation { parameter: String },
+
+    #[error("the parts of the quantised weight {parameter} are not what its layer was made for; load the model again")]
+    NotQuantized { parameter: String },
+
+    #[error(
+        "{parameter} was overwritten with another quant_state: {found} in place of {wanted}. Its codes would be misread; load such \
+         files with load_and_quantize_model"
+    )]
+    OtherQuantState { parameter: String, found: String, wanted: String },
+
+    #[error(
+        "the codes of {parameter} cannot be stored as {kind:?}: their bytes do not fill its elements, or it is none of uint8, \
+         float16, bfloat16 and float32; leave bnb_4bit_quant_storage out"
+    )]
+    QuantStorage { parameter: String, kind: Kind },
+
+    #[error(
+        "the quantised layer at `{name}` cannot take an input of shape {found:?} and element type {}; it takes {wanted}",
+        kind_name(.kind)
+    )]
+    QuantizedForward { name: String, wanted: String, found: Vec<i64>, kind: Option<Kind> },
+
+    #[error(
+        "{parameter} has numbers that float16 does not hold (above 65504, or not a number), and 8 bits are made by way of it; \
+         use 4 bits, or skip the layer (llm_int8_skip_modules)"
+    )]
+    BeyondFloat16 { parameter: String },
+
+    #[error("{parameter} is quantised already; load the weights into a model that was made anew")]
+    AlreadyQuantized { parameter: String },
+
+    #[error(
+        "the parameters belong to {holder}, which would keep the weights as they were; write the model's layers with accelerate::nn"
+    )]
+    HeldElsewhere { holder: &'static str },
+
+    #[error(
         "a tensor of shape {shape:?} has no fan-in and fan-out: Xavier and Kaiming initialisation need at \
          least the two dims [out, in]; use uniform, normal or constant values instead"
     )]

@@ -175,6 +175,25 @@ pub(crate) enum WeightsError {
     #[error("{} has {found_bytes} bytes, and at most {most_bytes} are read", path.display())]
     NotASmallFile { path: PathBuf, found_bytes: u64, most_bytes: u64 },
 
+    #[error(
+        "`{weight}` is stored in {found} in {}, and the configuration asks for {wanted}; ask for what is stored, or load weights \
+         of 16 or 32 bits",
+        path.display()
+    )]
+    OtherWeight { path: PathBuf, weight: String, found: String, wanted: String },
+
+    #[error("the codes of `{weight}` are in another order than row by row; save the model with a newer bitsandbytes")]
+    WeightFormat { weight: String },
+
+    #[error(transparent)]
+    Quantized { source: accelerate_core::Error },
+
+    #[error(
+        "a part of the weight `{weight}` of 8 bits is {found}, and {wanted} is needed; the file was put together from parts of \
+         others, or damaged. Save it again"
+    )]
+    Int8Part { weight: String, found: String, wanted: String },
+
     #[error("weights cannot be saved under the name {name:?}, or beside a file of that name: {reason}")]
     FileName { name: String, reason: &'static str },
 

@@ -37,6 +37,10 @@ impl Initialisations {
     fn retain(&self, left: &HashSet<String>) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|step| left.contains(&step.parameter));
     }
+
+    fn forget(&self, parameter: &str) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).retain(|step| step.parameter != parameter);
+    }
 }
 
 /// Fills a new parameter in place of its layer; gets its name. For `param_init_fn` of `FullyShardedDataParallelPlugin`.
@@ -198,6 +202,13 @@ impl ParamStore {
     /// ```
     pub fn materialize(&self) -> Result<()> {
         self.initialise_each(|param, full| param.set_replicated(full))
+    }
+
+    /// A parameter has got its values in another way than by being initialised.
+    pub(crate) fn forget_initialisation(&self, param: &Param) {
+        if let Some(initialisations) = &self.state().initialisations {
+            initialisations.forget(param.name());
+        }
     }
 
     /// The names of parameters that have no memory.

@@ -94,7 +94,7 @@ pub use module_fn::ModuleFn;
 pub use named_layers::AnyLayer;
 pub use norm::{GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig};
 pub use param::Param;
-pub(crate) use param::{Resident, Storage, UnitMember, WeakParam};
+pub(crate) use param::{Resident, Role, Storage, UnitMember, WeakParam};
 pub use path::{BufferOptions, Initial, Path, PathName};
 pub use script_module::ScriptModule;
 pub use sequential::Sequential;

@@ -26,9 +26,13 @@ pub(crate) trait Storage: Send {
         full_layout(&self.local())
     }
     /// The parameters whose tensors it is made from, where it is stored as several: a quantised one as its codes, and their
-    /// scales. Their names begin with its own. Files and state dicts have these in its place.
+    /// scales. Files and state dicts have these in its place.
     fn stored_as(&self) -> Option<Vec<Param>> {
         None
+    }
+    /// How many elements of each of those belong together, where ranks may own pieces of it; 0 for one that each has whole.
+    fn piece_sizes(&self) -> Vec<usize> {
+        Vec::new()
     }
     /// The full tensor, detached. Collective if ranks own shards of it.
     fn full_tensor(&self) -> Result<Tensor> {
@@ -267,6 +271,11 @@ impl Param {
         several.unwrap_or_else(|| vec![self.clone()])
     }
 
+    /// How many elements of each of these may not be divided; 0 for one that stays whole.
+    pub(crate) fn piece_sizes(&self) -> Vec<usize> {
+        self.storage().piece_sizes()
+    }
+
     /// What a sharded parameter is gathered with, and its place in that.
     pub(crate) fn unit(&self) -> Option<UnitMember> {
         self.storage().unit()
@@ -441,7 +450,7 @@ impl Param {
     }
 
     /// Has it a second name?
-    pub(super) fn is_tied(&self) -> bool {
+    pub(crate) fn is_tied(&self) -> bool {
         self.0.is_tied.load(Ordering::Relaxed)
     }
 

@@ -1,6 +1,5 @@
 //! Records that are known by name and whose engines are not there yet: what asks for something is refused.
 
-use super::FloatType;
 use crate::settings::record::record;
 use serde_json::{Map, Value};
 
@@ -8,7 +7,6 @@ const NO_AXES: &str = "tensor, sequence and context parallelism are not availabl
 const NO_FP8: &str = "computing in 8 bits is not available yet; use mixed_precision bf16";
 const NO_FP8_PRODUCTS: &str =
     "a launch hands on no three values at once; say it in the TERecipeKwargs of a script in Python";
-const NO_QUANTIZATION: &str = "quantised weights are not available yet; load the model in 16 or 32 bits";
 
 record! {
     /// How ranks are laid out along several axes (`ParallelismConfig` of the reference, `parallelism_config.py`). Only sizes
@@ -90,38 +88,5 @@ record! {
             setting().flag("fp8_enable_fsdp_float8_all_gather").refused(NO_FP8).for_python();
         /// Pad dimensions to multiples of 16.
         pad_inner_dim: bool = true => setting().flag("fp8_pad_inner_dim").refused(NO_FP8).for_python();
-    }
-}
-
-record! {
-    /// Weights of 4 or 8 bits (`BnbQuantizationConfig` of the reference, `utils/dataclasses.py`, and of the documented class).
-    /// Nothing of it is available.
-    BnbQuantizationConfig => QuantizationSettings,
-    section "quantization_config", keys "", variables "ACCELERATE_QUANTIZATION_" {
-        /// Weights of 8 bits.
-        load_in_8bit: bool = false => setting().refused(NO_QUANTIZATION);
-        /// Weights of 4 bits.
-        load_in_4bit: bool = false => setting().refused(NO_QUANTIZATION);
-        /// From which size on inputs are computed with in 16 bits.
-        llm_int8_threshold: f64 = 6.0 => setting().refused(NO_QUANTIZATION);
-        /// Paths of modules that keep their weights.
-        llm_int8_skip_modules: Vec<String> => setting()
-            .keys(&["llm_int8_skip_modules", "skip_modules"]).refused(NO_QUANTIZATION);
-        /// Keep modules on the CPU in 32 bits.
-        llm_int8_enable_fp32_cpu_offload: bool = false => setting().refused(NO_QUANTIZATION);
-        /// Keep the weights of 16 bits, too.
-        llm_int8_has_fp16_weight: bool = false => setting().refused(NO_QUANTIZATION);
-        /// In which type layers with weights of 4 bits compute.
-        bnb_4bit_compute_dtype: FloatType => setting().refused(NO_QUANTIZATION).reference_default("fp16");
-        /// The values that 4 bits stand for: fp4 or nf4.
-        bnb_4bit_quant_type: String = "fp4".to_owned() => setting().refused(NO_QUANTIZATION);
-        /// Quantise the scales, too.
-        bnb_4bit_use_double_quant: bool = false => setting().refused(NO_QUANTIZATION);
-        /// In which type the 4 bits are stored.
-        bnb_4bit_quant_storage: String => setting().refused(NO_QUANTIZATION);
-        /// The type of the weights that are not quantised.
-        torch_dtype: FloatType => setting().refused(NO_QUANTIZATION);
-        /// Paths of modules that stay in 32 bits.
-        keep_in_fp32_modules: Vec<String> => setting().refused(NO_QUANTIZATION);
     }
 }

@@ -38,6 +38,7 @@ mod power_sgd;
 mod profile;
 mod python_checkpoints;
 mod pytorch_files;
+mod quantization;
 mod questions;
 mod restart;
 mod sampler;

@@ -29,6 +29,7 @@ pub(crate) fn samples(setting: &Setting) -> [String; 2] {
         ("grad_scaler_config.growth_factor" | "grad_scaler_config.init_scale", _) => ["1.5", "3"],
         ("grad_scaler_config.backoff_factor", _) => ["0.25", "0.75"],
         ("distributed_type", _) => ["MULTI_GPU", "NO"],
+        ("quantization_config.bnb_4bit_quant_type", _) => ["nf4", "nf4"],
         ("ddp_config.comm_hook" | "ddp_config.comm_wrapper", _) => ["bf16", "fp16"],
         ("ddp_config.comm_state_option", _) => ["{\"warm_start\":false}", "{\"random_seed\":1}"],
         ("profile_config.activities", _) => ["cpu", "cpu,cuda"],

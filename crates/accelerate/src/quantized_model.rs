@@ -1,0 +1,305 @@
+//! A model whose weights become codes while they are loaded.
+
+use crate::checkpoint::{LoadOptions, WeightSource};
+use crate::error::{NnError, Result, WeightsError};
+use crate::messages;
+use crate::nn::{AnyLayer, Linear, LoadReport, Param, ParamStore, is_floating, match_names};
+use crate::quant::{FourBitTensors, Int8Tensors, Quantized, Quantizer, kind_of, put_in};
+use accelerate_core::config::{BnbQuantizationConfig, QuantizationSettings};
+use accelerate_core::quantization::{
+    FourBitNames, Int8Names, LayerFacts, Quantization, StoredWeight, is_under, layers_to_quantize, recognise,
+    weight_of_part,
+};
+use accelerate_core::weight_files::shown;
+use std::collections::{BTreeMap, HashMap};
+use std::path::Path;
+use tch::{Kind, Tensor};
+
+/// Loads weights into a model, those of its linear layers as codes of 4 or 8 bits: `load_and_quantize_model` of the reference.
+///
+/// Each weight becomes codes as soon as it has been read, so the memory that this takes is that of the quantised model and of
+/// one tensor; let layers be made by a store of [`ParamStore::init_empty_weights`], so that they take none before. Without
+/// `weights_location` the weights that the model has are quantised.
+///
+/// Files may also hold weights that are quantised already, by this function or by bitsandbytes, in its layout. What they
+/// say of themselves is compared with what they are. Models that this function has made are saved in that layout, too, by
+/// [`save_model_weights`](crate::checkpoint::save_model_weights) and
+/// [`Accelerator::save_model`](crate::Accelerator::save_model).
+///
+/// Quantised layers are frozen: their weights have no gradient, and their biases get none unless they are told to. Call it before
+/// [`Accelerator::prepare`](crate::Accelerator::prepare). Not collective.
+///
+/// `config` says which layers keep their weights: without `llm_int8_skip_modules` the last module at the top of the model, which
+/// is its head, and layers that share a weight with another. Parameters that are not quantised get the type `torch_dtype`,
+/// and 32 bits under `keep_in_fp32_modules`.
+///
+/// # Errors
+/// [`is_config`](crate::Error::is_config): settings that contradict each other; modules that the model does not have; no layer
+/// that is left. [`is_weights`](crate::Error::is_weights): what
+/// [`load_checkpoint_in_model`](crate::checkpoint::load_checkpoint_in_model) refuses; weights that are quantised in another way
+/// than `config` says, of which a part is missing, or whose `quant_state` does not fit them or the model. Then nothing has been
+/// changed.
+///
+/// ```
+/// use accelerate::checkpoint::{LoadOptions, save_model_weights};
+/// use accelerate::nn::{Linear, ParamStore};
+/// use accelerate::tch::{Device, Kind, Tensor};
+/// use accelerate::{BnbQuantizationConfig, QuantType, load_and_quantize_model};
+///
+/// fn model(store: &ParamStore) -> accelerate::Result<[Linear; 2]> {
+///     let body = Linear::new(store.root() / "body", 64, 64, Default::default())?;
+///     Ok([body, Linear::new(store.root() / "head", 64, 2, Default::default())?])
+/// }
+/// let folder = std::env::temp_dir().join(format!("accelerate-quantised-{}", std::process::id()));
+/// let trained = ParamStore::new(Device::Cpu);
+/// let exact = model(&trained)?;
+/// save_model_weights(&trained, &folder, &Default::default())?;
+///
+/// let store = ParamStore::init_empty_weights(Device::Cpu);
+/// let [body, head] = model(&store)?;
+/// let config = BnbQuantizationConfig {
+///     load_in_4bit: Some(true),
+///     bnb_4bit_quant_type: Some(QuantType::Nf4),
+///     ..Default::default()
+/// };
+/// load_and_quantize_model(&store, &config, Some(&folder), &LoadOptions::default())?;
+/// assert_eq!(store.state_dict()?.get("body.weight").unwrap().size(), [64 * 64 / 2, 1]);
+/// let input = Tensor::ones([1, 64], (Kind::Float, Device::Cpu));
+/// let error = (body.forward(&input)? - exact[0].forward(&input)?).abs().max().double_value(&[]);
+/// assert!(error > 0.0 && error < 0.2);
+/// assert_eq!(head.weight.kind(), Kind::Float);
+/// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+pub fn load_and_quantize_model(
+    store: &ParamStore,
+    config: &BnbQuantizationConfig,
+    weights_location: Option<&Path>,
+    options: &LoadOptions,
+) -> Result<LoadReport> {
+    let settings = QuantizationSettings::from(config.clone());
+    let quantization = settings.check()?;
+    settings.without_use().into_iter().for_each(|text| messages::warning!("{text}"));
+    let targets = Targets::choose(store, &settings, quantization)?;
+    match weights_location {
+        Some(path) => load(&targets, WeightSource::open(path, options)?, options.strict),
+        None => quantize_in_place(&targets),
+    }
+}
+
+/// What is to become of each parameter of a model.
+struct Targets<'a> {
+    store: &'a ParamStore,
+    settings: &'a QuantizationSettings,
+    quantization: Quantization,
+    quantizer: Quantizer,
+    /// Weights that are quantised, with the layers that have them, by name.
+    layers: BTreeMap<String, Vec<Linear>>,
+}
+
+impl<'a> Targets<'a> {
+    fn choose(store: &'a ParamStore, settings: &'a QuantizationSettings, quantization: Quantization) -> Result<Self> {
+        if let Some(holder) = store.tensor_holder() {
+            return Err(NnError::HeldElsewhere { holder }.into());
+        }
+        for param in store.parameters() {
+            let parameter = param.name().to_owned();
+            if param.is_stored_as_several() {
+                return Err(NnError::AlreadyQuantized { parameter }.into());
+            }
+            if param.shard_group().is_some() {
+                return Err(NnError::ShardedData { parameter }.into());
+            }
+        }
+        let named = store.named_layers();
+        let facts: Vec<LayerFacts<'_>> = named
+            .iter()
+            .map(|(path, layer)| LayerFacts {
+                path,
+                is_linear: matches!(layer, AnyLayer::Linear(_)),
+                is_tied: layer.params().iter().any(Param::is_tied),
+            })
+            .collect();
+        let skip = settings.llm_int8_skip_modules.as_deref();
+        let keep = settings.keep_in_fp32_modules.as_deref().unwrap_or_default();
+        let mut layers: BTreeMap<String, Vec<Linear>> = BTreeMap::new();
+        for position in layers_to_quantize(&facts, skip, keep)? {
+            if let AnyLayer::Linear(linear) = &named[position].1 {
+                layers.entry(linear.weight.name().to_owned()).or_default().push(linear.clone());
+            }
+        }
+        let quantizer = Quantizer::new(quantization, store.training_flag());
+        Ok(Self { store, settings, quantization, quantizer, layers })
+    }
+
+    /// The type of a parameter that is not quantised.
+    fn kind(&self, param: &Param) -> Kind {
+        let keep = self.settings.keep_in_fp32_modules.as_deref().unwrap_or_default();
+        let layer = param.name().rsplit_once('.').map_or("", |(layer, _)| layer);
+        let kind = param.kind();
+        match (is_floating(kind), self.settings.other_dtype()) {
+            (false, _) => kind,
+            (true, _) if keep.iter().any(|module| is_under(layer, module)) => Kind::Float,
+            (true, Some(dtype)) => kind_of(dtype),
+            (true, None) => kind,
+        }
+    }
+
+    /// Numbers that are to be the weight of a quantised layer, or else of a layer that is not.
+    fn take(&self, param: &Param, full: &Tensor) -> Result<Value> {
+        let full = full.f_detach()?.f_to(self.store.device())?;
+        if self.layers.contains_key(param.name()) && self.quantizer.fp16_kernel().is_none() {
+            // As in the reference, codes are made of numbers of the type that was asked for.
+            let kind = self.settings.other_dtype().map_or(full.f_kind()?, kind_of);
+            return Ok(Value::Codes(self.quantizer.quantize(param.name(), &full.f_to_kind(kind)?)?));
+        }
+        let values = full.f_to_kind(self.kind(param))?;
+        Ok(Value::Numbers(values))
+    }
+
+    /// From here on nothing fails that depends on files.
+    fn put_in(&self, values: Vec<(Param, Value)>) -> Result<()> {
+        for (param, value) in values {
+            self.store.forget_initialisation(&param);
+            match value {
+                Value::Numbers(values) => param.set_replicated(values)?,
+                Value::Codes(quantized) => {
+                    let layers = self.layers.get(param.name()).map_or(&[][..], Vec::as_slice);
+                    put_in(&param, layers, quantized)?;
+                }
+            }
+        }
+        if let Some(kernel) = self.quantizer.fp16_kernel() {
+            self.layers.values().flatten().for_each(|layer| layer.set_kernel(kernel.clone()));
+        }
+        Ok(())
+    }
+}
+
+/// What a parameter becomes.
+enum Value {
+    Numbers(Tensor),
+    Codes(Quantized),
+}
+
+fn quantize_in_place(targets: &Targets<'_>) -> Result<LoadReport> {
+    let params = targets.store.parameters().into_iter().chain(targets.store.buffers());
+    let values: Result<Vec<_>> = params
+        .map(|param| {
+            let value = targets.take(&param, &param.full_tensor()?)?;
+            Ok((param, value))
+        })
+        .collect();
+    targets.put_in(values?)?;
+    Ok(LoadReport { missing_keys: Vec::new(), unexpected_keys: Vec::new() })
+}
+
+fn load(targets: &Targets<'_>, mut source: WeightSource, strict: bool) -> Result<LoadReport> {
+    let positions: HashMap<String, usize> =
+        source.tensors().iter().enumerate().map(|(position, (name, _))| (name.clone(), position)).collect();
+    let stored = how_stored(targets, &source, &positions)?;
+    // For the comparison with the model, a weight that is stored as codes is what it stands for.
+    let mut found = Vec::new();
+    let mut origins = Vec::new();
+    for (position, (name, shape)) in source.tensors().iter().enumerate() {
+        let is_part = weight_of_part(name).is_some_and(|weight| stored.contains_key(&weight));
+        if is_part {
+            continue;
+        }
+        let shape = match (stored.get(name), targets.layers.get(name).and_then(|layers| layers.first())) {
+            (Some(_), Some(layer)) => layer.weight.shape(),
+            _ => shape.clone(),
+        };
+        found.push((name.clone(), shape));
+        origins.push(position);
+    }
+    let (mut pairs, mismatch) = match_names(targets.store, &found);
+    if mismatch.is_fatal(strict) {
+        return Err(WeightsError::DoesNotFit { path: source.path().to_owned(), mismatch }.into());
+    }
+    // Tensors are listed file by file in the order of their data, which a disk reads fastest.
+    pairs.sort_by_key(|(place, _)| *place);
+    let mut values = Vec::with_capacity(pairs.len());
+    for (place, param) in pairs {
+        let value = match stored.get(&found[place].0) {
+            Some(kind) => Value::Codes(read_codes(targets, &mut source, &positions, &param, *kind)?),
+            None => targets.take(&param, &source.read(origins[place])?)?,
+        };
+        values.push((param, value));
+    }
+    targets.put_in(values)?;
+    messages::debug!("read {} bytes of weights from {}", source.num_bytes_read(), source.path().display());
+    Ok(LoadReport { missing_keys: mismatch.missing, unexpected_keys: mismatch.unexpected })
+}
+
+/// The weights that are codes in the file.
+fn how_stored(
+    targets: &Targets<'_>,
+    source: &WeightSource,
+    positions: &HashMap<String, usize>,
+) -> Result<BTreeMap<String, StoredWeight>> {
+    let refused = |source| WeightsError::Quantized { source };
+    let mut stored = BTreeMap::new();
+    let weights = source.tensors().iter().filter_map(|(name, _)| weight_of_part(name));
+    for weight in weights.collect::<std::collections::BTreeSet<_>>() {
+        let kind = recognise(&weight, |name| positions.contains_key(name)).map_err(refused)?;
+        let is_wanted = match (targets.layers.get(&weight), kind, targets.quantization) {
+            // The model may have a tensor of this name itself.
+            (_, StoredWeight::Plain, _) => continue,
+            (None, ..) => Some("numbers, because the layer is not quantised".to_owned()),
+            (_, StoredWeight::FourBit { quant_type, .. }, Quantization::FourBit { quant_type: wanted, .. }) => {
+                (quant_type != wanted).then(|| format!("4 bits ({wanted})"))
+            }
+            (_, StoredWeight::EightBit, Quantization::EightBit { has_fp16_weight: false, .. }) => None,
+            (_, _, Quantization::FourBit { .. }) => Some("4 bits".to_owned()),
+            (_, _, Quantization::EightBit { has_fp16_weight: false, .. }) => Some("8 bits".to_owned()),
+            (_, _, Quantization::EightBit { .. }) => Some("16 bits (llm_int8_has_fp16_weight)".to_owned()),
+        };
+        if let Some(wanted) = is_wanted {
+            let path = source.path().to_owned();
+            return Err(WeightsError::OtherWeight { path, weight: shown(&weight), found: kind.text(), wanted }.into());
+        }
+        stored.insert(weight, kind);
+    }
+    Ok(stored)
+}
+
+/// Reads a weight that is codes in the file.
+fn read_codes(
+    targets: &Targets<'_>,
+    source: &mut WeightSource,
+    positions: &HashMap<String, usize>,
+    param: &Param,
+    stored: StoredWeight,
+) -> Result<Quantized> {
+    let (name, device) = (param.name(), targets.store.device());
+    let mut read = |part: &str| -> Result<Tensor> {
+        let parameter = name.to_owned();
+        let position = *positions.get(part).ok_or(NnError::NotQuantized { parameter })?;
+        Ok(source.read(position)?.f_to(device)?)
+    };
+    if let StoredWeight::FourBit { quant_type, is_nested } = stored {
+        let names = FourBitNames::of(name, quant_type, is_nested);
+        let nested = match &names.nested {
+            Some([absmax, map]) => Some([read(absmax)?, read(map)?]),
+            None => None,
+        };
+        let tensors = FourBitTensors {
+            packed: read(name)?,
+            absmax: read(&names.absmax)?,
+            quant_map: read(&names.quant_map)?,
+            nested,
+            quant_state: read(&names.quant_state)?,
+        };
+        return targets.quantizer.four_bit_from_file(name, &param.shape(), quant_type, tensors);
+    }
+    let names = Int8Names::of(name);
+    if positions.contains_key(&names.weight_format) {
+        let format = read(&names.weight_format)?;
+        if format.numel() != 1 || format.f_to_kind(Kind::Int64)?.f_reshape([-1])?.f_int64_value(&[0])? != 0 {
+            return Err(WeightsError::WeightFormat { weight: shown(name) }.into());
+        }
+    }
+    let tensors = Int8Tensors { codes: read(name)?, scb: read(&names.scb)? };
+    targets.quantizer.int8_from_file(name, &param.shape(), targets.kind(param), tensors)
+}
