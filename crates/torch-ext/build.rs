@@ -70,7 +70,8 @@ fn compile_kernels(include: &Path) {
     if let Ok(abi) = env::var("LIBTORCH_CXX11_ABI") {
         build.define("_GLIBCXX_USE_CXX11_ABI", abi.as_str());
     }
-    build.file("shim/adam_kernel.cpp").file("shim/norm_kernel.cpp").compile("torch_ext_kernels");
+    build.file("shim/adam_kernel.cpp").file("shim/norm_kernel.cpp").file("shim/few_rows_kernel.cpp");
+    build.compile("torch_ext_kernels");
 }
 
 /// Adds NCCL. Its headers and CUDA's come from the folders in `ACCELERATE_CUDA_INCLUDE` (`cargo xtask check-cuda`
