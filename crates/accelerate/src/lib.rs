@@ -30,6 +30,7 @@ mod local_sgd;
 pub mod logging;
 mod memory;
 mod messages;
+pub mod metrics;
 pub mod nn;
 mod offload;
 pub mod optim;
