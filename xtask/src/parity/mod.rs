@@ -10,6 +10,7 @@ pub(crate) mod exported;
 mod fsdp;
 mod grid;
 mod launch;
+mod models;
 mod precision;
 
 use std::fs;
@@ -44,6 +45,8 @@ enum What {
     Fsdp(fsdp::Fsdp),
     /// Losses, evaluations and final parameters of models that `accelerate export-model` has compiled
     Exported(exported::Exported),
+    /// Logits, losses and tokens of BERT, GPT-2, Llama, Mistral, Qwen2, ViT and ResNet, beside Transformers
+    Models(models::Models),
     /// The environment of every rank under both launchers, for many flags and files
     Launch(launch::Launch),
     /// Checkpoints of each side, converted, and what the other one goes on with
@@ -81,6 +84,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Precision(precision) => precision::run(precision),
         What::Fsdp(fsdp) => fsdp::run(fsdp),
         What::Exported(exported) => exported::run(exported),
+        What::Models(models) => models::run(models),
         What::Launch(launch) => launch::run(launch),
         What::Checkpoint(checkpoint) => checkpoint::run(checkpoint),
         What::Config(config) => config::run(config),

@@ -39,8 +39,8 @@ impl Attention {
         })
     }
 
-    /// `hidden` is BLH; `mask` is B11L, true where there is a token.
-    pub(super) fn forward(&self, hidden: &Tensor, mask: &Tensor) -> Result<Tensor> {
+    /// `hidden` is BLH; `mask` is B11L, true where there is a token, and nothing where there are tokens alone.
+    pub(super) fn forward(&self, hidden: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         let (batch, length, width) = hidden.size3()?;
         let heads = |layer: &Linear| -> Result<Tensor> {
             let projected = layer.forward(hidden)?;
@@ -49,8 +49,7 @@ impl Attention {
         };
         let (query, key, value) = (heads(&self.query)?, heads(&self.key)?, heads(&self.value)?);
         let dropout = if self.training.get() { self.probs_dropout } else { 0.0 };
-        let context =
-            Tensor::f_scaled_dot_product_attention(&query, &key, &value, Some(mask), dropout, false, None, false)?;
+        let context = Tensor::f_scaled_dot_product_attention(&query, &key, &value, mask, dropout, false, None, false)?;
         let context = context.f_transpose(1, 2)?.f_reshape([batch, length, width])?;
         let output = self.dropout.forward(&self.output.forward(&context)?)?;
         self.norm.forward(&output.f_add(hidden)?)

@@ -1,26 +1,30 @@
 //! Encoder layers: attention, then a feed-forward block, each with a residual around it.
 
+use super::BertConfig;
 use super::attention::Attention;
 use super::init::{layer_norm, linear};
-use super::{Activation, BertConfig};
+use crate::Activation;
 use accelerate::Result;
-use accelerate::nn::{Dropout, LayerNorm, Linear, Path};
+use accelerate::nn::{Checkpointed, Dropout, LayerNorm, Linear, Path};
 use accelerate::tch::Tensor;
 
 #[derive(Debug)]
 pub(super) struct Encoder {
-    layers: Vec<EncoderLayer>,
+    layers: Vec<Checkpointed<EncoderLayer>>,
 }
 
 impl Encoder {
     pub(super) fn new(path: &Path, config: &BertConfig) -> Result<Self> {
-        let layer = |index: usize| EncoderLayer::new(&(path / "layer" / index), config);
+        let layer = |index: usize| Checkpointed::new(path / "layer" / index, |path| EncoderLayer::new(path, config));
         Ok(Self { layers: (0..config.num_hidden_layers).map(layer).collect::<Result<_>>()? })
     }
 
     /// `hidden [batch, length, hidden_size]`, `mask [batch, 1, 1, length]`, true where there is a token.
-    pub(super) fn forward(&self, hidden: Tensor, mask: &Tensor) -> Result<Tensor> {
-        self.layers.iter().try_fold(hidden, |hidden, layer| layer.forward(&hidden, mask))
+    pub(super) fn forward(&self, hidden: Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+        self.layers.iter().try_fold(hidden, |hidden, layer| {
+            let inputs: Vec<&Tensor> = std::iter::once(&hidden).chain(mask).collect();
+            layer.call(&inputs, |layer, inputs| layer.forward(&inputs[0], inputs.get(1)))
+        })
     }
 }
 
@@ -48,14 +52,10 @@ impl EncoderLayer {
         })
     }
 
-    fn forward(&self, hidden: &Tensor, mask: &Tensor) -> Result<Tensor> {
+    fn forward(&self, hidden: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         let attended = self.attention.forward(hidden, mask)?;
         let inner = self.intermediate.forward(&attended)?;
-        let inner = match self.activation {
-            Activation::Gelu => inner.f_gelu("none")?,
-            Activation::GeluTanh => inner.f_gelu("tanh")?,
-            Activation::Relu => inner.f_relu()?,
-        };
+        let inner = self.activation.forward(&inner)?;
         let output = self.dropout.forward(&self.output.forward(&inner)?)?;
         self.norm.forward(&output.f_add(&attended)?)
     }

@@ -1,13 +1,24 @@
-//! The whole model: embeddings, encoder, pooled first token, classifier.
+//! BERT with a classifier on its pooled first token.
 
-use super::BertConfig;
-use super::embeddings::Embeddings;
-use super::encoder::Encoder;
 use super::init::linear;
-use crate::batch::Batch;
+use super::{BertConfig, BertModel};
+use crate::PretrainedModel;
 use accelerate::nn::{Dropout, Linear, Module, ParamStore, Path};
-use accelerate::tch::{Kind, Reduction, Tensor};
+use accelerate::tch::{Reduction, Tensor};
 use accelerate::{Result, TensorTree};
+
+/// What the model takes: int64 tensors.
+#[derive(Debug, TensorTree)]
+pub struct Batch {
+    /// Ids of word pieces `[batch, length]`.
+    pub input_ids: Tensor,
+    /// 1 for a token, 0 for what fills up the row `[batch, length]`.
+    pub attention_mask: Tensor,
+    /// Segments `[batch, length]`.
+    pub token_type_ids: Tensor,
+    /// Classes `[batch]`.
+    pub labels: Tensor,
+}
 
 /// BERT with a linear classifier on the pooled first token; parameter names are those of
 /// `transformers.BertForSequenceClassification`.
@@ -15,8 +26,7 @@ use accelerate::{Result, TensorTree};
 /// ```
 /// use accelerate::nn::{Module, ParamStore};
 /// use accelerate::tch::{Device, Tensor};
-/// use nlp_example::batch::Batch;
-/// use nlp_example::bert::{BertConfig, BertForSequenceClassification};
+/// use accelerate_models::bert::{Batch, BertConfig, BertForSequenceClassification};
 ///
 /// let store = ParamStore::new(Device::Cpu);
 /// let model = BertForSequenceClassification::new(&store.root(), &BertConfig::small(50, 2, 16))?;
@@ -35,9 +45,7 @@ use accelerate::{Result, TensorTree};
 #[derive(Debug)]
 pub struct BertForSequenceClassification {
     store: ParamStore,
-    embeddings: Embeddings,
-    encoder: Encoder,
-    pooler: Linear,
+    bert: BertModel,
     dropout: Dropout,
     classifier: Linear,
 }
@@ -57,16 +65,12 @@ impl BertForSequenceClassification {
     /// # Errors
     /// The names are taken, or a dropout rate is not a probability.
     pub fn new(path: &Path, config: &BertConfig) -> Result<Self> {
-        let bert = path / "bert";
-        let hidden = config.hidden_size;
         let dropout = config.classifier_dropout.unwrap_or(config.hidden_dropout_prob);
         Ok(Self {
             store: path.store().clone(),
-            embeddings: Embeddings::new(&(&bert / "embeddings"), config)?,
-            encoder: Encoder::new(&(&bert / "encoder"), config)?,
-            pooler: linear(&bert / "pooler" / "dense", hidden, hidden, config)?,
+            bert: BertModel::new(&(path / "bert"), config)?,
             dropout: Dropout::new(path, dropout)?,
-            classifier: linear(path / "classifier", hidden, config.num_labels() as i64, config)?,
+            classifier: linear(path / "classifier", config.hidden_size, config.num_labels() as i64, config)?,
         })
     }
 
@@ -80,12 +84,34 @@ impl BertForSequenceClassification {
     /// # Errors
     /// A token, a position or a segment that the model does not have; texts longer than it allows.
     pub fn logits(&self, batch: &Batch) -> Result<Tensor> {
-        let mask = batch.attention_mask.f_to_kind(Kind::Bool)?.f_unsqueeze(1)?.f_unsqueeze(1)?;
-        let hidden = self.embeddings.forward(&batch.input_ids, &batch.token_type_ids)?;
-        let hidden = self.encoder.forward(hidden, &mask)?;
-        let first_token = hidden.f_select(1, 0)?;
-        let pooled = self.pooler.forward(&first_token)?.f_tanh()?;
-        self.classifier.forward(&self.dropout.forward(&pooled)?)
+        let Batch { input_ids, attention_mask, token_type_ids, .. } = batch;
+        let hidden = self.bert.forward(input_ids, Some(attention_mask), Some(token_type_ids))?;
+        self.classifier.forward(&self.dropout.forward(&self.bert.pooled(&hidden)?)?)
+    }
+}
+
+impl PretrainedModel for BertForSequenceClassification {
+    type Config = BertConfig;
+
+    const BASE: &'static str = "bert.";
+    const HEADS: &'static [&'static str] = &["classifier.", "bert.pooler."];
+
+    fn from_config(path: &Path, config: &BertConfig) -> Result<Self> {
+        Self::new(path, config)
+    }
+
+    /// Without the `gamma` and `beta` of old norms.
+    fn todays_name(name: &str) -> String {
+        match name.rsplit_once('.') {
+            Some((module, "gamma")) if module.ends_with("LayerNorm") => format!("{module}.weight"),
+            Some((module, "beta")) if module.ends_with("LayerNorm") => format!("{module}.bias"),
+            _ => name.to_owned(),
+        }
+    }
+
+    /// Heads of pretraining, and the numbers 0, 1, 2, ... that old files keep as a buffer.
+    fn is_of_no_use(name: &str) -> bool {
+        name.starts_with("cls.") || name.ends_with("embeddings.position_ids")
     }
 }
 

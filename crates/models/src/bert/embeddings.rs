@@ -2,9 +2,10 @@
 
 use super::BertConfig;
 use super::init::{embedding, layer_norm};
+use crate::attention::positions;
 use accelerate::Result;
 use accelerate::nn::{Dropout, Embedding, LayerNorm, Path};
-use accelerate::tch::{Kind, Tensor};
+use accelerate::tch::Tensor;
 
 /// `[batch, length]` token numbers to `[batch, length, hidden_size]`.
 #[derive(Debug)]
@@ -30,7 +31,7 @@ impl Embeddings {
 
     pub(super) fn forward(&self, input_ids: &Tensor, token_type_ids: &Tensor) -> Result<Tensor> {
         let length = input_ids.size().get(1).copied().unwrap_or_default();
-        let positions = Tensor::f_arange(length, (Kind::Int64, input_ids.device()))?;
+        let positions = positions(0..length, input_ids.device())?;
         let sum = self
             .words
             .forward(input_ids)?

@@ -2,7 +2,7 @@
 
 use super::BertConfig;
 use accelerate::Result;
-use accelerate::nn::{Embedding, EmbeddingConfig, Init, LayerNorm, LayerNormConfig, Linear, Path};
+use accelerate::nn::{Embedding, EmbeddingConfig, Init, LayerNorm, LayerNormConfig, Linear, LinearConfig, Path};
 use std::borrow::Borrow;
 
 pub(super) fn linear(
@@ -11,10 +11,8 @@ pub(super) fn linear(
     out_features: i64,
     config: &BertConfig,
 ) -> Result<Linear> {
-    let path = path.borrow();
-    let weight = path.param("weight", ([out_features, in_features], normal(config)))?;
-    let bias = path.param("bias", ([out_features], Init::Zeros))?;
-    Ok(Linear::from_params(path, weight, Some(bias)))
+    let options = LinearConfig { weight_init: normal(config), bias_init: Some(Init::Zeros), ..Default::default() };
+    Linear::new(path, in_features, out_features, options)
 }
 
 pub(super) fn embedding(
@@ -23,12 +21,8 @@ pub(super) fn embedding(
     padding_idx: Option<i64>,
     config: &BertConfig,
 ) -> Result<Embedding> {
-    let shape = [num_embeddings, config.hidden_size];
-    let path = path.borrow();
-    let weight = path.param("weight", (shape, normal(config)))?;
-    let embedding = Embedding::from_params(path, weight, EmbeddingConfig { padding_idx });
-    embedding.zero_padding_row()?;
-    Ok(embedding)
+    let options = EmbeddingConfig { padding_idx, weight_init: normal(config) };
+    Embedding::new(path, num_embeddings, config.hidden_size, options)
 }
 
 pub(super) fn layer_norm(path: impl Borrow<Path>, config: &BertConfig) -> Result<LayerNorm> {

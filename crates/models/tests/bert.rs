@@ -3,8 +3,8 @@
 
 use accelerate::nn::{Module, ParamStore};
 use accelerate::tch::{self, Device, Kind, Tensor};
-use nlp_example::batch::{Batch, Example, pad_to_longest};
-use nlp_example::bert::{BertConfig, BertForSequenceClassification, has_classifier, load_weights};
+use accelerate_models::PretrainedConfig;
+use accelerate_models::bert::{Batch, BertConfig, BertForSequenceClassification, has_classifier, load_weights};
 use rstest::rstest;
 use std::path::Path;
 use tempfile::TempDir;
@@ -22,8 +22,21 @@ fn model(config: &BertConfig, seed: i64) -> (ParamStore, BertForSequenceClassifi
 }
 
 fn batch(texts: &[&[i64]]) -> Batch {
-    let example = |ids: &&[i64]| Example { input_ids: ids.to_vec(), token_type_ids: vec![0; ids.len()], label: 2 };
-    pad_to_longest(0)(texts.iter().map(example).collect()).unwrap()
+    let length = texts.iter().map(|ids| ids.len()).max().unwrap();
+    let matrix = |row: &dyn Fn(&[i64]) -> Vec<i64>| {
+        let mut flat = Vec::new();
+        for ids in texts {
+            flat.extend(row(ids));
+            flat.resize(flat.len().next_multiple_of(length), 0);
+        }
+        Tensor::from_slice(&flat).view([texts.len() as i64, length as i64])
+    };
+    Batch {
+        input_ids: matrix(&|ids| ids.to_vec()),
+        attention_mask: matrix(&|ids| vec![1; ids.len()]),
+        token_type_ids: matrix(&|ids| vec![0; ids.len()]),
+        labels: Tensor::from_slice(&vec![2i64; texts.len()]),
+    }
 }
 
 fn largest_difference(a: &Tensor, b: &Tensor) -> f64 {
@@ -239,7 +252,7 @@ fn a_folder_without_weights_is_named() {
 #[case::nothing_wide(r#"{"hidden_size": 0}"#, "hidden_size is 0; wanted a number from 1")]
 #[case::padding(r#"{"vocab_size": 10, "pad_token_id": 10}"#, "pad_token_id is 10; wanted a token from 0 to 9")]
 #[case::labels(r#"{"id2label": {"0": "no", "2": "yes"}}"#, "id2label is [0, 2]; wanted names for 0, 1, 2")]
-#[case::activation(r#"{"hidden_act": "swish"}"#, "does not describe a BERT model")]
+#[case::activation(r#"{"hidden_act": "mish"}"#, "does not describe a BERT model: hidden_act: unknown variant `mish`")]
 #[case::not_json("hidden_size: 10", "does not describe a BERT model")]
 fn configurations_that_cannot_be_honoured_are_refused(#[case] json: &str, #[case] message: &str) {
     let folder = TempDir::new().unwrap();
