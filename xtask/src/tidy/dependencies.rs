@@ -10,7 +10,7 @@ use crate::libtorch;
 
 /// What each crate may depend on, of the crates of this workspace. The table is the architecture:
 /// a new edge is a decision, so it is made here as well.
-const ALLOWED: [(&str, &[&str]); 15] = [
+const ALLOWED: [(&str, &[&str]); 17] = [
     ("accelerate-core", &[]),
     ("accelerate-launch", &["accelerate-core", "accelerate-rendezvous"]),
     // How a program is asked something, within limits, is the launcher's.
@@ -27,6 +27,8 @@ const ALLOWED: [(&str, &[&str]); 15] = [
     ("accelerate-models", &["accelerate-rs", "torch-ext"]),
     // Examples see what users see; torch-ext is named for the folder of libtorch that it hands on.
     ("nlp_example", &["accelerate-launch", "accelerate-models", "accelerate-rs", "torch-ext"]),
+    ("causal_lm", &["accelerate-launch", "accelerate-models", "accelerate-rs", "torch-ext"]),
+    ("cv_example", &["accelerate-launch", "accelerate-models", "accelerate-rs", "torch-ext"]),
     ("conformance", &["accelerate-core", "accelerate-launch", "accelerate-rendezvous", "accelerate-rs", "torch-ext"]),
     ("bench", &["accelerate-core", "accelerate-launch", "accelerate-models", "accelerate-rs", "torch-ext"]),
     // Its checks run in processes that are asked within limits of time.
@@ -158,9 +160,11 @@ fn path_to_libtorch<'a>(edges: &BTreeMap<&'a str, Vec<&'a str>>, from: &'a str) 
 }
 
 /// Named for another reason than code that uses them, which their manifest says.
-const USED_WITHOUT_A_NAME: [(&str, &[&str]); 3] = [
+const USED_WITHOUT_A_NAME: [(&str, &[&str]); 5] = [
     ("torch-ext", &["torch-sys"]),
     ("nlp_example", &["torch-ext"]),
+    ("causal_lm", &["torch-ext"]),
+    ("cv_example", &["torch-ext"]),
     // thiserror is for the files of accelerate-rendezvous that a target compiles.
     ("accelerate-fuzz", &["thiserror", "torch-ext"]),
 ];
