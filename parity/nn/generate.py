@@ -183,6 +183,8 @@ def layers():
         scores = randn(*shape)
         target = make_target()
         record(name, module, scores, call=lambda m, x: m(x, target))
+        # Weights of classes, which are settings here.
+        record.cases[name]["buffers"] = {}
 
     classes = lambda: torch.tensor([1, 4, 0, -100, 2, 4])
     probabilities = lambda: randn(6, 5).softmax(-1)

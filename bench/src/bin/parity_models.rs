@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use accelerate::nn::Module;
 use accelerate::tch::{self, Kind, Tensor};
 use accelerate_models::bert::{Batch, BertForSequenceClassification};
 use accelerate_models::gpt2::GPT2LMHeadModel;

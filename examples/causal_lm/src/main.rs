@@ -4,7 +4,7 @@
 
 use accelerate::data::DataLoaderShard;
 use accelerate::metrics::Perplexity;
-use accelerate::nn::{Module, ParamStore};
+use accelerate::nn::ParamStore;
 use accelerate::optim::{AdamW, LinearWithWarmup, no_decay};
 use accelerate::tch::{self, Tensor};
 use accelerate::{
@@ -145,13 +145,7 @@ fn train<M: CausalLM>(
     tokens: &Tokens,
     files: BTreeMap<String, Vec<u8>>,
 ) -> Result<()> {
-    if let Some(most) = model.max_length() {
-        let found = arguments.block_size;
-        ensure!(found as i64 <= most, "--block_size {found} is more than the {most} positions of the model");
-    }
-    if arguments.gradient_checkpointing {
-        model.params().gradient_checkpointing_enable(Default::default())?;
-    }
+    set_up(&model, arguments)?;
     let (train, validation) = Blocks::load(arguments, tokens)?;
     let prompt = match &arguments.prompt {
         Some(prompt) => tokens.encode(prompt)?,
@@ -197,10 +191,31 @@ fn train<M: CausalLM>(
             main_println!(accelerator, "sample: {text}");
         }
     }
+    save(accelerator, arguments, &model, files)
+}
 
+/// Refuses blocks that the model has no positions for, and turns on what was asked for.
+fn set_up<M: CausalLM>(model: &M, arguments: &Arguments) -> Result<()> {
+    if let Some(most) = model.max_length() {
+        let found = arguments.block_size;
+        ensure!(found as i64 <= most, "--block_size {found} is more than the {most} positions of the model");
+    }
+    if arguments.gradient_checkpointing {
+        model.params().gradient_checkpointing_enable(Default::default())?;
+    }
+    Ok(())
+}
+
+/// Weights and sizes; the folder can be given to `--model_name_or_path`.
+fn save<M: CausalLM>(
+    accelerator: &Accelerator,
+    arguments: &Arguments,
+    model: &PreparedModel<M>,
+    files: BTreeMap<String, Vec<u8>>,
+) -> Result<()> {
     accelerator.wait_for_everyone()?;
     let folder = &arguments.output_dir;
-    accelerator.save_model(&model, folder, &SaveModelOptions { files, ..Default::default() })?;
+    accelerator.save_model(model, folder, &SaveModelOptions { files, ..Default::default() })?;
     main_println!(accelerator, "the model is in {}", folder.display());
     Ok(())
 }
