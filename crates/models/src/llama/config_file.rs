@@ -172,7 +172,6 @@ impl Defaults {
                 sliding_window: Some(4096),
                 bos_token_id: None,
                 eos_token_id: None,
-                ..llama
             },
         }
     }

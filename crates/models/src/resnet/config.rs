@@ -138,11 +138,11 @@ impl PretrainedConfig for ResNetConfig {
         check_sizes(self.hidden_sizes.iter().map(|size| ("hidden_sizes", *size, 1..=1_000_000)))?;
         let depth = |depth: &usize| ("depths", i64::try_from(*depth).unwrap_or(i64::MAX), 1..=10_000);
         check_sizes(self.depths.iter().map(depth))?;
-        if self.layer_type == ResNetLayerType::Bottleneck {
-            if let Some(size) = self.hidden_sizes.iter().find(|size| **size % REDUCTION != 0) {
-                let wanted = format!("a multiple of {REDUCTION}, by which bottlenecks reduce it");
-                return Err(WrongValue::new("hidden_sizes", size, wanted));
-            }
+        if self.layer_type == ResNetLayerType::Bottleneck
+            && let Some(size) = self.hidden_sizes.iter().find(|size| **size % REDUCTION != 0)
+        {
+            let wanted = format!("a multiple of {REDUCTION}, by which bottlenecks reduce it");
+            return Err(WrongValue::new("hidden_sizes", size, wanted));
         }
         check_labels(&self.id2label)?;
         let of_stage = |(size, depth): (&i64, &usize)| 18 * i128::from(*size) * i128::from(*size) * *depth as i128;
