@@ -13,9 +13,9 @@ use accelerate::nn::{Module, Param, ParamStore};
 use accelerate::optim::{AdamW, Optimizer, Sgd};
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{Accelerator, PreparedModel};
+use accelerate_models::PretrainedConfig;
+use accelerate_models::bert::{Batch, BertConfig, BertForSequenceClassification, load_weights};
 use anyhow::{Context, Result, bail, ensure};
-use nlp_example::batch::Batch;
-use nlp_example::bert::{BertConfig, BertForSequenceClassification, load_weights};
 
 /// One training run of the case on this rank.
 #[derive(Debug)]

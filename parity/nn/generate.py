@@ -10,7 +10,8 @@ tensor, and the bits of the random number drawn next, which proves that exactly 
 libtorch's random kernels round differently with and without AVX2, so there is a file for each; AVX-512 gives
 what AVX2 gives.
 
-`forward.json`: inputs are drawn from the seed, outputs, gradients and running statistics are stored.
+`forward.json` and `layers.json`: inputs are drawn from the seed, outputs, gradients and running statistics are stored; of layers that
+draw their parameters, names and checksums as well. `layers.json` has the layers and losses that came later.
 """
 
 import json
@@ -115,25 +116,103 @@ def numbers(tensor):
     return {"shape": list(tensor.shape), "values": [float(x) for x in tensor.detach().double().flatten()]}
 
 
-def forward():
-    import torch
-    from torch import nn
+class Recorder:
+    """Cases by name."""
 
-    cases = {}
+    def __init__(self):
+        self.cases = {}
 
-    def record(name, module, *inputs, call=None):
+    def __call__(self, name, module, *inputs, call=None):
         """Output, gradients of sum(output * cos(i)) and state after one call."""
+        import torch
+
         call = call or (lambda m, *a: m(*a))
         inputs = [x.requires_grad_(x.is_floating_point()) for x in inputs]
         output = call(module, *inputs)
         weights = torch.cos(torch.arange(output.numel(), dtype=torch.float32)).view_as(output)
         (output * weights).sum().backward()
-        cases[name] = {
+        self.cases[name] = {
             "output": numbers(output),
             "input_gradients": [numbers(x.grad) for x in inputs if x.grad is not None],
             "gradients": {k: numbers(p.grad) for k, p in module.named_parameters() if p.grad is not None},
             "buffers": {k: numbers(b) for k, b in module.named_buffers()},
         }
+
+
+def layers():
+    import torch
+    from torch import nn
+
+    record, randn = Recorder(), torch.randn
+
+    def layer(name, make, *shape, call=None):
+        torch.manual_seed(SEED)
+        module = make()
+        parameters = [describe(key, value) for key, value in module.state_dict().items()]
+        record(name, module, randn(*shape), call=call)
+        record.cases[name]["parameters"] = parameters
+
+    layer("max_pool2d", lambda: nn.MaxPool2d(3, stride=2, padding=1), 2, 3, 7, 6)
+    layer("max_pool2d_dilated", lambda: nn.MaxPool2d((2, 3), dilation=(2, 1), ceil_mode=True), 1, 2, 8, 7)
+    layer("max_pool2d_default", lambda: nn.MaxPool2d(2), 1, 2, 5, 4)
+    layer("avg_pool2d", lambda: nn.AvgPool2d((3, 2), stride=2, padding=1), 2, 3, 7, 6)
+    layer("avg_pool2d_without_padding", lambda: nn.AvgPool2d(3, padding=1, count_include_pad=False, ceil_mode=True), 1, 2, 7, 5)
+    layer("avg_pool2d_divided", lambda: nn.AvgPool2d(2, divisor_override=3), 2, 4, 4)
+    layer("adaptive_avg_pool2d", lambda: nn.AdaptiveAvgPool2d((2, 3)), 2, 3, 7, 5)
+    layer("flatten", lambda: nn.Flatten(), 2, 3, 2, 2)
+    layer("flatten_middle", lambda: nn.Flatten(1, 2), 2, 3, 2, 2)
+    layer("sigmoid", lambda: nn.Sigmoid(), 3, 4)
+    layer("softmax", lambda: nn.Softmax(1), 2, 3, 4)
+    layer("log_softmax", lambda: nn.LogSoftmax(-1), 2, 3, 4)
+    layer("conv_transpose1d", lambda: nn.ConvTranspose1d(4, 6, 3, stride=2, padding=1, output_padding=1), 2, 4, 5)
+    layer("conv_transpose2d", lambda: nn.ConvTranspose2d(4, 6, (3, 2), stride=(2, 1), groups=2, dilation=(1, 2)), 2, 4, 3, 4)
+    layer("conv_transpose2d_without_bias", lambda: nn.ConvTranspose2d(2, 3, 2, bias=False), 1, 2, 3, 3)
+
+    def of_sequence(m, x):
+        output, state = m(x)
+        state = state if isinstance(state, tuple) else (state,)
+        return torch.cat([output.flatten(), *(part.flatten() for part in state)])
+
+    layer("lstm", lambda: nn.LSTM(3, 4), 5, 2, 3, call=of_sequence)
+    layer("lstm_stacked", lambda: nn.LSTM(3, 4, num_layers=2, bidirectional=True, batch_first=True), 2, 5, 3, call=of_sequence)
+    layer("gru", lambda: nn.GRU(3, 4), 5, 2, 3, call=of_sequence)
+    layer("gru_stacked", lambda: nn.GRU(3, 4, num_layers=2, bidirectional=True, bias=False), 5, 2, 3, call=of_sequence)
+
+    def loss(name, module, shape, make_target):
+        torch.manual_seed(SEED)
+        scores = randn(*shape)
+        target = make_target()
+        record(name, module, scores, call=lambda m, x: m(x, target))
+        # Weights of classes, which are settings here.
+        record.cases[name]["buffers"] = {}
+
+    classes = lambda: torch.tensor([1, 4, 0, -100, 2, 4])
+    probabilities = lambda: randn(6, 5).softmax(-1)
+    weight = torch.tensor([0.5, 1.0, 2.0, 0.25, 3.0])
+    loss("cross_entropy", nn.CrossEntropyLoss(), [6, 5], classes)
+    loss("cross_entropy_smoothed", nn.CrossEntropyLoss(label_smoothing=0.2), [6, 5], classes)
+    loss("cross_entropy_weighted", nn.CrossEntropyLoss(weight=weight, label_smoothing=0.1), [6, 5], classes)
+    loss("cross_entropy_sum", nn.CrossEntropyLoss(reduction="sum", ignore_index=4), [6, 5],
+         lambda: torch.tensor([1, 4, 0, 3, 2, 4]))
+    loss("cross_entropy_each", nn.CrossEntropyLoss(reduction="none"), [6, 5], classes)
+    loss("cross_entropy_probabilities", nn.CrossEntropyLoss(label_smoothing=0.1), [6, 5], probabilities)
+    loss("cross_entropy_images", nn.CrossEntropyLoss(), [2, 3, 2, 2], lambda: torch.arange(8).view(2, 2, 2) % 3)
+    loss("mse", nn.MSELoss(), [3, 4], lambda: randn(3, 4))
+    loss("mse_sum", nn.MSELoss(reduction="sum"), [3, 4], lambda: randn(3, 4))
+    loss("bce_with_logits", nn.BCEWithLogitsLoss(), [3, 5], lambda: randn(3, 5).sigmoid())
+    loss("bce_with_logits_weighted", nn.BCEWithLogitsLoss(weight=weight, pos_weight=weight * 2, reduction="sum"), [3, 5],
+         lambda: randn(3, 5).sigmoid().round())
+    loss("kl_div", nn.KLDivLoss(), [3, 4], lambda: randn(3, 4).softmax(-1))
+    loss("kl_div_batch_mean", nn.KLDivLoss(reduction="batchmean"), [3, 4], lambda: randn(3, 4).softmax(-1))
+    loss("kl_div_log_target", nn.KLDivLoss(reduction="sum", log_target=True), [3, 4], lambda: randn(3, 4).log_softmax(-1))
+    return {"torch": torch.__version__.split("+")[0], "seed": SEED, "cases": record.cases}
+
+
+def forward():
+    import torch
+    from torch import nn
+
+    record = Recorder()
 
     def fresh(make):
         torch.manual_seed(SEED)
@@ -195,7 +274,7 @@ def forward():
     record("attention_other_sizes", m, randn(2, 3, 8), randn(2, 5, 6), randn(2, 5, 5), call=attend())
     m = attention(batch_first=True, bias=False); record("attention_without_bias", m, randn(2, 4, 8), call=alone())
 
-    return {"torch": torch.__version__.split("+")[0], "seed": SEED, "cases": cases}
+    return {"torch": torch.__version__.split("+")[0], "seed": SEED, "cases": record.cases}
 
 
 def rounded(value):
@@ -225,3 +304,4 @@ if __name__ == "__main__":
             environment = os.environ | {"ATEN_CPU_CAPABILITY": capability}
             subprocess.run([sys.executable, __file__, capability], env=environment, check=True)
         write("forward.json", forward())
+        write("layers.json", layers())

@@ -72,7 +72,14 @@ fn training() -> Result<Training<impl Module<Input = Tensor, Output = Tensor>>> 
     let accelerator = Accelerator::builder().cpu(true).build()?;
     let store = ParamStore::new(Device::Cpu);
     let layers = (0..NUM_LAYERS)
-        .map(|layer| Linear::new(&store.root() / "layers" / layer, WIDTH, WIDTH, LinearConfig { bias: false }))
+        .map(|layer| {
+            Linear::new(
+                &store.root() / "layers" / layer,
+                WIDTH,
+                WIDTH,
+                LinearConfig { bias: false, ..Default::default() },
+            )
+        })
         .collect::<accelerate::Result<Vec<_>>>()?;
     for (index, param) in store.parameters().iter().enumerate() {
         param.copy_(&(formula(&param.shape(), index as f64)? * 0.05))?;

@@ -32,6 +32,7 @@ pub mod logging;
 pub mod lora;
 mod memory;
 mod messages;
+pub mod metrics;
 pub mod nn;
 mod offload;
 pub mod optim;

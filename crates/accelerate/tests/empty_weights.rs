@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex};
 /// Every layer that draws, and those that overwrite what they have drawn.
 fn layers(store: &ParamStore) -> Result<impl Module<Input = Tensor, Output = Tensor> + use<>> {
     let root = store.root();
-    let embed = Embedding::new(&root / "embed", 7, 6, EmbeddingConfig { padding_idx: Some(2) })?;
+    let embed = Embedding::new(&root / "embed", 7, 6, EmbeddingConfig { padding_idx: Some(2), ..Default::default() })?;
     let attention = MultiheadAttention::new(&root / "attention", 6, 2, Default::default())?;
     let separate = MultiheadAttentionConfig { kdim: Some(4), ..Default::default() };
     MultiheadAttention::new(&root / "unused", 6, 2, separate)?;

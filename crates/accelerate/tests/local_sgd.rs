@@ -14,7 +14,7 @@ fn scalar(value: f64) -> Tensor {
 /// A weight w, without bias, that starts at 0.
 fn line(accelerator: &Accelerator) -> Result<(ParamStore, Linear)> {
     let store = ParamStore::new(accelerator.device());
-    let linear = Linear::new(store.root(), 1, 1, accelerate::nn::LinearConfig { bias: false })?;
+    let linear = Linear::new(store.root(), 1, 1, accelerate::nn::LinearConfig { bias: false, ..Default::default() })?;
     linear.weight.copy_(&scalar(0.0))?;
     Ok((store, linear))
 }

@@ -14,7 +14,8 @@ fn accelerator() -> Accelerator {
 /// A model of one weight of 1 x `width` ones, and its store.
 fn model(accelerator: &Accelerator, width: i64) -> (ParamStore, impl Module<Input = Tensor, Output = Tensor>) {
     let store = ParamStore::new(accelerator.device());
-    let linear = Linear::new(store.root(), width, 1, accelerate::nn::LinearConfig { bias: false });
+    let linear =
+        Linear::new(store.root(), width, 1, accelerate::nn::LinearConfig { bias: false, ..Default::default() });
     let linear = linear.unwrap();
     linear.weight.copy_(&Tensor::from(1f32)).unwrap();
     let module = ModuleFn::new(&store, move |input: &Tensor| linear.forward(input));

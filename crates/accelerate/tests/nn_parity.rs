@@ -7,7 +7,7 @@ mod processor;
 use accelerate::Result;
 use accelerate::nn::init::{self, FanMode, Nonlinearity};
 use accelerate::nn::*;
-use accelerate::tch::{self, Device, Kind, Tensor};
+use accelerate::tch::{self, Device, Kind, Reduction, Tensor};
 use serde_json::Value;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -37,7 +37,11 @@ fn expected_initialisation() -> Value {
 }
 
 fn expected_forward() -> Value {
-    serde_json::from_str(include_str!("../../../parity/nn/forward.json")).unwrap()
+    let mut all: Value = serde_json::from_str(include_str!("../../../parity/nn/forward.json")).unwrap();
+    let more: Value = serde_json::from_str(include_str!("../../../parity/nn/layers.json")).unwrap();
+    assert_eq!(all["torch"], more["torch"]);
+    all["cases"].as_object_mut().unwrap().extend(more["cases"].as_object().unwrap().clone());
+    all
 }
 
 fn bytes_of(tensor: &Tensor) -> Vec<u8> {
@@ -96,7 +100,9 @@ fn check_layer<L>(name: &str, make: impl FnOnce(Path) -> Result<L>) {
 #[test]
 fn linear_layers_begin_as_in_pytorch() {
     check_layer("linear", |path| Linear::new(path, 7, 5, Default::default()));
-    check_layer("linear_without_bias", |path| Linear::new(path, 7, 5, LinearConfig { bias: false }));
+    check_layer("linear_without_bias", |path| {
+        Linear::new(path, 7, 5, LinearConfig { bias: false, ..Default::default() })
+    });
     check_layer("linear_large", |path| Linear::new(path, 64, 48, Default::default()));
 }
 
@@ -104,7 +110,7 @@ fn linear_layers_begin_as_in_pytorch() {
 fn embeddings_begin_as_in_pytorch() {
     check_layer("embedding", |path| Embedding::new(path, 100, 16, Default::default()));
     check_layer("embedding_small", |path| Embedding::new(path, 3, 4, Default::default()));
-    let config = EmbeddingConfig { padding_idx: Some(3) };
+    let config = EmbeddingConfig { padding_idx: Some(3), ..Default::default() };
     check_layer("embedding_with_padding", |path| Embedding::new(path, 10, 8, config));
 }
 
@@ -202,6 +208,23 @@ fn check_close(what: &str, found: &Tensor, expected: &Value) {
     assert!(difference < 3e-6, "{what}: differs by {difference}");
 }
 
+/// Where the file has them: names, shapes and first elements of what was drawn.
+fn check_drawn(name: &str, store: &ParamStore, expected: &Value) {
+    let Some(wanted) = expected.get("parameters") else { return };
+    let drawn: Vec<(String, Tensor)> = store.state_dict().unwrap().into_iter().collect();
+    assert_eq!(drawn.len(), wanted.as_array().unwrap().len(), "{name}");
+    for ((found, tensor), wanted) in drawn.iter().zip(wanted.as_array().unwrap()) {
+        let shape: Vec<i64> = serde_json::from_value(wanted["shape"].clone()).unwrap();
+        assert_eq!((Some(found.as_str()), tensor.size()), (wanted["name"].as_str(), shape), "{name}");
+        let flat = tensor.reshape([-1]);
+        for (index, bits) in wanted["first"].as_array().unwrap().iter().enumerate() {
+            let value = f32::from_bits(u32::from_str_radix(bits.as_str().unwrap(), 16).unwrap());
+            let found = flat.double_value(&[index as i64]);
+            assert!((found - f64::from(value)).abs() < 1e-6, "{name}: element {index} of {}", wanted["name"]);
+        }
+    }
+}
+
 /// Output, gradients of `sum(output * cos(i))` and buffers after one call equal PyTorch's.
 fn check_forward<L>(
     name: &str,
@@ -214,6 +237,7 @@ fn check_forward<L>(
     let _seeded = seeded();
     let store = ParamStore::new(Device::Cpu);
     let layer = make(store.root()).unwrap();
+    check_drawn(name, &store, expected);
     let inputs: Vec<Tensor> = draw()
         .into_iter()
         .map(|input| if input.is_floating_point() { input.set_requires_grad(true) } else { input })
@@ -269,7 +293,7 @@ fn simple_layers_compute_as_in_pytorch() {
             .push(|_| Ok(Tanh))?
             .push(|_| Ok(Relu))
     });
-    let config = EmbeddingConfig { padding_idx: Some(3) };
+    let config = EmbeddingConfig { padding_idx: Some(3), ..Default::default() };
     check_forward(
         "embedding",
         |path| Embedding::new(path, 10, 4, config),
@@ -286,6 +310,142 @@ fn convolutions_compute_as_in_pytorch() {
     check_layer_forward("conv1d_same", &[2, 4, 7], |path| Conv1d::new(path, 4, 6, [3], config));
     let config = Conv2dConfig { groups: 2, padding: Padding::Explicit([1, 0]), ..Default::default() };
     check_layer_forward("conv2d", &[2, 4, 5, 5], |path| Conv2d::new(path, 4, 6, [3, 2], config));
+}
+
+#[test]
+fn transposed_convolutions_compute_as_in_pytorch() {
+    let config = ConvTransposeConfig { stride: [2], padding: [1], output_padding: [1], ..Default::default() };
+    check_layer_forward("conv_transpose1d", &[2, 4, 5], |path| ConvTranspose1d::new(path, 4, 6, [3], config));
+    let config = ConvTransposeConfig { stride: [2, 1], groups: 2, dilation: [1, 2], ..Default::default() };
+    check_layer_forward("conv_transpose2d", &[2, 4, 3, 4], |path| ConvTranspose2d::new(path, 4, 6, [3, 2], config));
+    let config = ConvTransposeConfig { bias: false, ..Default::default() };
+    let make = |path| ConvTranspose2d::new(path, 2, 3, [2, 2], config);
+    check_layer_forward("conv_transpose2d_without_bias", &[1, 2, 3, 3], make);
+}
+
+#[test]
+fn layers_without_parameters_compute_as_in_pytorch() {
+    fn check<L: Layer>(name: &str, shape: &[i64], layer: L) {
+        check_layer_forward(name, shape, |_| Ok(layer));
+    }
+    let pool = MaxPool2d { stride: Some([2, 2]), padding: [1, 1], ..MaxPool2d::new([3, 3]) };
+    check("max_pool2d", &[2, 3, 7, 6], pool);
+    let pool = MaxPool2d { dilation: [2, 1], ceil_mode: true, ..MaxPool2d::new([2, 3]) };
+    check("max_pool2d_dilated", &[1, 2, 8, 7], pool);
+    check("max_pool2d_default", &[1, 2, 5, 4], MaxPool2d::new([2, 2]));
+    let pool = AvgPool2d { stride: Some([2, 2]), padding: [1, 1], ..AvgPool2d::new([3, 2]) };
+    check("avg_pool2d", &[2, 3, 7, 6], pool);
+    let pool = AvgPool2d { padding: [1, 1], count_include_pad: false, ceil_mode: true, ..AvgPool2d::new([3, 3]) };
+    check("avg_pool2d_without_padding", &[1, 2, 7, 5], pool);
+    check("avg_pool2d_divided", &[2, 4, 4], AvgPool2d { divisor_override: Some(3), ..AvgPool2d::new([2, 2]) });
+    check("adaptive_avg_pool2d", &[2, 3, 7, 5], AdaptiveAvgPool2d { output_size: [2, 3] });
+    check("flatten", &[2, 3, 2, 2], Flatten::default());
+    check("flatten_middle", &[2, 3, 2, 2], Flatten { start_dim: 1, end_dim: 2 });
+    check("sigmoid", &[3, 4], Sigmoid);
+    check("softmax", &[2, 3, 4], Softmax { dim: 1 });
+    check("log_softmax", &[2, 3, 4], LogSoftmax { dim: -1 });
+}
+
+#[test]
+fn recurrent_layers_compute_as_in_pytorch() {
+    let flat = |tensors: &[Tensor]| Tensor::cat(&tensors.iter().map(|part| part.reshape([-1])).collect::<Vec<_>>(), 0);
+    let lstm = |name: &str, shape: &[i64], config| {
+        let call = |layer: &LSTM, _: &ParamStore, inputs: &[Tensor]| {
+            let (output, (hidden, cell)) = layer.forward(&inputs[0], None)?;
+            Ok(flat(&[output, hidden, cell]))
+        };
+        check_forward(name, |path| LSTM::new(path, 3, 4, config), || vec![randn(shape)], call);
+    };
+    let gru = |name: &str, config| {
+        let call = |layer: &GRU, _: &ParamStore, inputs: &[Tensor]| {
+            let (output, hidden) = layer.forward(&inputs[0], None)?;
+            Ok(flat(&[output, hidden]))
+        };
+        check_forward(name, |path| GRU::new(path, 3, 4, config), || vec![randn(&[5, 2, 3])], call);
+    };
+    let stacked = RNNConfig { num_layers: 2, bidirectional: true, ..Default::default() };
+    lstm("lstm", &[5, 2, 3], RNNConfig::default());
+    lstm("lstm_stacked", &[2, 5, 3], RNNConfig { batch_first: true, ..stacked });
+    gru("gru", RNNConfig::default());
+    gru("gru_stacked", RNNConfig { bias: false, ..stacked });
+}
+
+/// The loss of scores that are drawn, for a target that is drawn after them.
+fn check_loss(
+    name: &str,
+    shape: &[i64],
+    draw_target: impl FnOnce() -> Tensor,
+    loss: impl FnOnce(&Tensor, &Tensor) -> Result<Tensor>,
+) {
+    let target = std::cell::OnceCell::new();
+    let draw = || {
+        let scores = randn(shape);
+        target.set(draw_target()).unwrap();
+        vec![scores]
+    };
+    check_forward(name, |_| Ok(()), draw, |(), _, inputs| loss(&inputs[0], target.get().unwrap()));
+}
+
+#[test]
+fn cross_entropy_computes_as_in_pytorch() {
+    let weight = || Some(Tensor::from_slice(&[0.5f32, 1.0, 2.0, 0.25, 3.0]));
+    let check = |name: &str, target: &[i64], loss: CrossEntropyLoss| {
+        check_loss(name, &[6, 5], || Tensor::from_slice(target), |input, target| loss.forward(input, target));
+    };
+    let classes = [1, 4, 0, -100, 2, 4];
+    check("cross_entropy", &classes, CrossEntropyLoss::default());
+    let smoothed = |label_smoothing| CrossEntropyLoss { label_smoothing, ..Default::default() };
+    check("cross_entropy_smoothed", &classes, smoothed(0.2));
+    check("cross_entropy_weighted", &classes, CrossEntropyLoss { weight: weight(), ..smoothed(0.1) });
+    let sum = CrossEntropyLoss { reduction: Reduction::Sum, ignore_index: 4, ..Default::default() };
+    check("cross_entropy_sum", &[1, 4, 0, 3, 2, 4], sum);
+    check("cross_entropy_each", &classes, CrossEntropyLoss { reduction: Reduction::None, ..Default::default() });
+    let probabilities = || randn(&[6, 5]).softmax(-1, Kind::Float);
+    let loss = smoothed(0.1);
+    check_loss("cross_entropy_probabilities", &[6, 5], probabilities, |input, target| loss.forward(input, target));
+    let images = || Tensor::arange(8, (Kind::Int64, Device::Cpu)).view([2, 2, 2]).remainder(3);
+    let loss = CrossEntropyLoss::default();
+    check_loss("cross_entropy_images", &[2, 3, 2, 2], images, |input, target| loss.forward(input, target));
+}
+
+#[test]
+fn other_losses_compute_as_in_pytorch() {
+    let mse = |name: &str, reduction| {
+        let loss = MSELoss { reduction };
+        check_loss(name, &[3, 4], || randn(&[3, 4]), |input, target| loss.forward(input, target));
+    };
+    mse("mse", Reduction::Mean);
+    mse("mse_sum", Reduction::Sum);
+    let drawn = || randn(&[3, 5]).sigmoid();
+    let loss = BCEWithLogitsLoss::default();
+    check_loss("bce_with_logits", &[3, 5], drawn, |input, target| loss.forward(input, target));
+    let weight = Tensor::from_slice(&[0.5f32, 1.0, 2.0, 0.25, 3.0]);
+    let pos_weight = Some(&weight * 2.0);
+    let loss = BCEWithLogitsLoss { weight: Some(weight), pos_weight, reduction: Reduction::Sum };
+    check_loss("bce_with_logits_weighted", &[3, 5], || drawn().round(), |input, target| loss.forward(input, target));
+    let kl = |name: &str, loss: KLDivLoss| {
+        let drawn = || match loss.log_target {
+            true => randn(&[3, 4]).log_softmax(-1, Kind::Float),
+            false => randn(&[3, 4]).softmax(-1, Kind::Float),
+        };
+        check_loss(name, &[3, 4], drawn, |input, target| loss.forward(input, target));
+    };
+    kl("kl_div", KLDivLoss::default());
+    kl("kl_div_batch_mean", KLDivLoss { reduction: KLDivReduction::BatchMean, ..Default::default() });
+    kl("kl_div_log_target", KLDivLoss { reduction: KLDivReduction::Sum, log_target: true });
+}
+
+/// PyTorch warns, and compares each element with each.
+#[test]
+fn targets_of_another_shape_are_errors() {
+    let (input, target) = (randn(&[8, 1]), randn(&[8]));
+    for error in [
+        MSELoss::default().forward(&input, &target).unwrap_err(),
+        BCEWithLogitsLoss::default().forward(&input, &target).unwrap_err(),
+        KLDivLoss::default().forward(&input, &target).unwrap_err(),
+    ] {
+        assert!(error.to_string().contains("[8, 1]") && error.to_string().contains("[8]"), "{error}");
+    }
 }
 
 /// Three training batches, then the first one in evaluation mode.

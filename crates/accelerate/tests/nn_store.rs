@@ -368,7 +368,7 @@ fn a_negative_padding_idx_counts_from_the_last_row() {
     // torch.nn.Embedding(5, 2, padding_idx=-2).padding_idx is 3.
     for (index, row) in [(0, 0), (4, 4), (-1, 4), (-2, 3), (-5, 0)] {
         let store = store();
-        let config = EmbeddingConfig { padding_idx: Some(index) };
+        let config = EmbeddingConfig { padding_idx: Some(index), ..Default::default() };
         let made = Embedding::new(store.root() / "made", 5, 2, config).unwrap();
         let rows = made.forward(&Tensor::arange(5, (Kind::Int64, Device::Cpu))).unwrap();
         let zeros = |tensor: &Tensor| {
@@ -389,7 +389,8 @@ fn a_negative_padding_idx_counts_from_the_last_row() {
     }
     let store = store();
     let weight = store.root().param("weight", ([5, 2], Init::Ones)).unwrap();
-    let over = Embedding::from_params(store.root(), weight, EmbeddingConfig { padding_idx: Some(-6) });
+    let over =
+        Embedding::from_params(store.root(), weight, EmbeddingConfig { padding_idx: Some(-6), ..Default::default() });
     let error = over.forward(&Tensor::from_slice(&[0i64])).unwrap_err().to_string();
     assert!(error.contains("no row -6 for padding"), "{error}");
 }
@@ -397,7 +398,7 @@ fn a_negative_padding_idx_counts_from_the_last_row() {
 #[test]
 fn impossible_layers_are_not_made() {
     let root = store().root();
-    let padding = |index| EmbeddingConfig { padding_idx: Some(index) };
+    let padding = |index| EmbeddingConfig { padding_idx: Some(index), ..Default::default() };
     let groups = Conv1dConfig { groups: 3, ..Default::default() };
     let dropout = MultiheadAttentionConfig { dropout: f64::NAN, ..Default::default() };
     let cases = [

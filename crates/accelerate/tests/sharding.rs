@@ -34,7 +34,7 @@ fn model(accelerator: &Accelerator) -> Result<(ParamStore, impl Module<Input = T
     for block in 0..3 {
         let path = &root / "blocks" / block;
         let up = Linear::new(&path / "up", 5, 7, Default::default())?;
-        let down = Linear::new(&path / "down", 7, 5, LinearConfig { bias: block != 1 })?;
+        let down = Linear::new(&path / "down", 7, 5, LinearConfig { bias: block != 1, ..Default::default() })?;
         blocks.push((up, down));
     }
     let scale = root.param("scale", ([], Init::Ones))?;
@@ -407,7 +407,7 @@ fn rows_of_embeddings_get_the_gradients_of_whole_tables() {
                 let builder = plugin.map_or(builder.clone(), |plugin| builder.fsdp_plugin(plugin));
                 testing::ranks(2, builder, |accelerator| {
                     let store = ParamStore::new(accelerator.device());
-                    let config = EmbeddingConfig { padding_idx: Some(3) };
+                    let config = EmbeddingConfig { padding_idx: Some(3), ..Default::default() };
                     let embed = Embedding::new(store.root() / "embed", 9, 5, config)?;
                     let values = Tensor::arange(45, (Kind::Float, Device::Cpu)).sin().view([9, 5]);
                     embed.weight.copy_(&values)?;

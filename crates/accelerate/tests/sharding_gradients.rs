@@ -18,7 +18,7 @@ fn train_large_layers(plugin: Option<FullyShardedDataParallelPlugin>, accumulati
         let head =
             Linear::from_params(store.root() / "head", (store.root() / "head").alias("weight", &embed.weight)?, None);
         let hidden = Linear::new(store.root() / "hidden", WIDTH, 1100, Default::default())?;
-        let back = Linear::new(store.root() / "back", 1100, WIDTH, LinearConfig { bias: false })?;
+        let back = Linear::new(store.root() / "back", 1100, WIDTH, LinearConfig { bias: false, ..Default::default() })?;
         for (index, param) in store.parameters().iter().enumerate() {
             let values = Tensor::arange(param.numel() as i64, (Kind::Double, Device::Cpu)) * 0.7 + index as f64;
             param.copy_(&(values.sin() * 0.05).reshape(param.shape()))?;

@@ -193,7 +193,7 @@ fn state_in_blocks_is_numbers_in_whole_tensors() {
         testing::ranks(2, by(plugin), |accelerator| {
             let store = ParamStore::new(accelerator.device());
             // The share of a rank is a multiple of a block.
-            let linear = Linear::new(store.root(), 128, 128, LinearConfig { bias: false })?;
+            let linear = Linear::new(store.root(), 128, 128, LinearConfig { bias: false, ..Default::default() })?;
             let model = ModuleFn::new(&store, move |rows: &Tensor| linear.forward(rows));
             let (model, mut optimizer) = accelerator.prepare((model, AdamW8bit::new(&store, 0.1)?))?;
             let rows = Tensor::ones([2, 128], (Kind::Float, accelerator.device()));

@@ -34,7 +34,7 @@ fn tied(
     uses: Uses,
     has_layers: bool,
 ) -> Result<impl Module<Input = Tensor, Output = Tensor> + use<>> {
-    let config = EmbeddingConfig { padding_idx: Some(PADDING) };
+    let config = EmbeddingConfig { padding_idx: Some(PADDING), ..Default::default() };
     let embedding = Embedding::new(store.root() / "embedding", ROWS, WIDTH, config)?;
     let bias = (store.root() / "head").param("bias", ([ROWS], accelerate::nn::Init::Zeros))?;
     let head = Linear::from_params(

@@ -2,6 +2,7 @@
 // storages, meta tensors.
 #include "adam_kernel.h"
 #include "common.h"
+#include "few_rows_kernel.h"
 #include "norm_kernel.h"
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -205,6 +206,14 @@ int32_t te_foreach_addcmul(List self, List left, List right, double value) {
 }
 int32_t te_foreach_addcdiv(List self, List numerator, List denominator, double value) {
   return guard_no_grad([&] { at::_foreach_addcdiv_(all(self), all(numerator), all(denominator), at::Scalar(value)); });
+}
+int32_t te_few_rows_product(void *input, void *weight, void *bias, bool is_transposed, void **out) {
+  return guard([&] {
+    const at::Tensor none;
+    auto product = few_rows_product(tensor(input), tensor(weight), bias ? tensor(bias) : none, is_transposed);
+    if (product)
+      *out = hand_over(std::move(*product));
+  });
 }
 int32_t te_foreach_norm(List self, double ord, List norms) {
   return guard_no_grad([&] { tensor_vec(norms) = at::_foreach_norm(all(self), at::Scalar(ord)); });

@@ -10,6 +10,7 @@ mod deterministic;
 pub mod device;
 mod error;
 mod exported;
+pub mod few_rows;
 pub mod file;
 pub mod file_queue;
 pub mod foreach;

@@ -5,6 +5,7 @@ use crate::tokenize::{TextTokenizer, TokenizeError};
 use accelerate::data::VecDataset;
 use accelerate::tch::Tensor;
 use accelerate::{Result, TensorTree};
+pub use accelerate_models::bert::Batch;
 
 /// One labelled text as numbers.
 #[derive(Clone, Debug, PartialEq, Eq, TensorTree)]
@@ -15,19 +16,6 @@ pub struct Example {
     pub token_type_ids: Vec<i64>,
     /// The class.
     pub label: i64,
-}
-
-/// What the model takes: int64 tensors.
-#[derive(Debug, TensorTree)]
-pub struct Batch {
-    /// Ids of word pieces `[batch, length]`.
-    pub input_ids: Tensor,
-    /// 1 for a token, 0 for what fills up the row `[batch, length]`.
-    pub attention_mask: Tensor,
-    /// Segments `[batch, length]`.
-    pub token_type_ids: Tensor,
-    /// Classes `[batch]`.
-    pub labels: Tensor,
 }
 
 /// Tokenises all rows of a table; row `i` of the result is row `i` of the table.

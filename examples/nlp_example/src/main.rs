@@ -11,10 +11,12 @@ use accelerate::{
     Accelerator, DataLoaderConfiguration, Error, MixedPrecision, PrepareModelOptions, PreparedModel,
     ProjectConfiguration, ReduceOp, Registered, SaveModelOptions, main_println, set_seed,
 };
+use accelerate_models::bert::{self, BertConfig, BertForSequenceClassification};
+use accelerate_models::{CONFIG_FILE, PretrainedConfig};
 use anyhow::Context;
 use nlp_example::arguments::{Arguments, Precision};
 use nlp_example::batch::{self, Batch};
-use nlp_example::bert::{self, BertConfig, BertForSequenceClassification, CONFIG_FILE};
+
 use nlp_example::metrics::Scores;
 use nlp_example::plot::History;
 use nlp_example::pretrained;

@@ -1,10 +1,11 @@
 //! The starting point: a trained model from a folder or the Hub, or a new one of a size that suits the data.
 
 use crate::arguments::Arguments;
-use crate::bert::{self, BertConfig};
 use crate::hub;
 use crate::readers::Table;
 use crate::tokenize::TextTokenizer;
+use accelerate_models::PretrainedConfig;
+use accelerate_models::bert::{self, BertConfig};
 use std::path::{Path, PathBuf};
 
 /// Tokens in a vocabulary that is learned from the training split, at most.

@@ -2,7 +2,7 @@
 
 mod untrusted;
 
-use crate::files::{self, FileError, shortened};
+use accelerate_models::files::{self, FileError, shortened};
 use serde::Deserialize;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};

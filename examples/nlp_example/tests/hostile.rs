@@ -8,8 +8,9 @@ mod hostile;
 
 use accelerate::nn::ParamStore;
 use accelerate::tch::{Device, Kind, Tensor};
+use accelerate_models::PretrainedConfig;
+use accelerate_models::bert::{BertConfig, BertForSequenceClassification, check_sizes, has_classifier, load_weights};
 use hostile::{Outcome, check_refused, outcome};
-use nlp_example::bert::{BertConfig, BertForSequenceClassification, check_sizes, has_classifier, load_weights};
 use nlp_example::tokenize::TextTokenizer;
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -133,7 +134,7 @@ fn a_value_of_a_configuration_that_makes_no_model_is_named() {
         ("model_type", "\"roberta\"", "\"roberta\"; wanted \"bert\""),
         ("model_type", "\"\\u001b[2J\"", "wanted \"bert\""),
         ("position_embedding_type", "\"relative_key\"", "wanted \"absolute\""),
-        ("hidden_act", "\"swish\"", "unknown variant `swish`"),
+        ("hidden_act", "\"mish\"", "hidden_act: unknown variant `mish`"),
         ("hidden_act", "0", "expected value at line 1 column 15"),
         ("id2label", "{}", "wanted names for 0, 1, 2"),
         ("id2label", "[\"no\",\"yes\"]", "invalid type: sequence"),

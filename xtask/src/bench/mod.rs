@@ -7,6 +7,7 @@ mod big_model;
 mod checkpoint;
 mod ddp;
 mod fsdp;
+mod generate;
 mod launch;
 mod loader;
 mod offload;
@@ -65,6 +66,8 @@ enum What {
     Step,
     /// Whole steps of a small model that `accelerate export-model` has compiled (microseconds)
     Compiled,
+    /// A token that GPT-2 adds to a text, beside Transformers (microseconds)
+    Generate,
     /// The optimizer alone: many small tensors, 32 million parameters, and with scaler and clipping (microseconds)
     Optimizer,
     /// Layers with weights of 4 and 8 bits, codes of a weight, and a model from a file (microseconds)
@@ -131,6 +134,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if wants(What::Compiled) {
         step::compiled(&environment, rounds, &mut races)?;
+    }
+    if wants(What::Generate) {
+        generate::races(rounds, &mut races)?;
     }
     if wants(What::Optimizer) {
         step::races(&environment, rounds, &step::OPTIMIZERS, &mut races)?;

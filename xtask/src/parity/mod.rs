@@ -11,6 +11,7 @@ mod fsdp;
 mod grid;
 mod launch;
 mod lora;
+mod models;
 mod precision;
 mod quant;
 
@@ -46,6 +47,8 @@ enum What {
     Fsdp(fsdp::Fsdp),
     /// Losses, evaluations and final parameters of models that `accelerate export-model` has compiled
     Exported(exported::Exported),
+    /// Logits, losses and tokens of BERT, GPT-2, Llama, Mistral, Qwen2, ViT and ResNet, beside Transformers
+    Models(models::Models),
     /// The environment of every rank under both launchers, for many flags and files
     Launch(launch::Launch),
     /// Adapters beside PEFT's: losses of training, and files in both directions
@@ -87,6 +90,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Precision(precision) => precision::run(precision),
         What::Fsdp(fsdp) => fsdp::run(fsdp),
         What::Exported(exported) => exported::run(exported),
+        What::Models(models) => models::run(models),
         What::Launch(launch) => launch::run(launch),
         What::Lora(lora) => lora::run(lora),
         What::Checkpoint(checkpoint) => checkpoint::run(checkpoint),

@@ -51,6 +51,20 @@ impl Environment {
         Ok(environment)
     }
 
+    /// The same with Transformers of the pinned version, which is installed into a folder of its own: it brings packages that no
+    /// other comparison needs.
+    pub(crate) fn with_transformers() -> Result<Environment> {
+        let mut environment = Environment::ensure()?;
+        let folder = ensure_transformers(&environment.python)?;
+        let others: Vec<PathBuf> = std::env::split_paths(&environment.module_path).collect();
+        environment.module_path = std::env::join_paths(std::iter::once(folder).chain(others))?;
+        const QUESTION: &str = "import transformers; print(transformers.__version__)";
+        let version =
+            process::read(environment.command().args(["-c", QUESTION])).context("Python cannot import transformers")?;
+        environment.versions = format!("{}, transformers {}", environment.versions, version.trim());
+        Ok(environment)
+    }
+
     /// `python` with this environment's modules; threads and devices as every comparison uses them.
     pub(crate) fn command(&self) -> Command {
         self.with_modules(&self.python)
@@ -144,33 +158,54 @@ fn ensure_packages(python: &Path, requirements: &Requirements) -> Result<PathBuf
     let tag = process::read(Command::new(python).args(["-c", "import sys; print(sys.implementation.cache_tag)"]))?;
     let cache = paths::cache_folder()?;
     let folder = cache.join(format!("{}-accelerate-{}", tag.trim(), requirements.accelerate_version));
+    ensure_folder(python, folder, &requirements.text, |pip| {
+        process::run(pip().args(requirements.others()))?;
+        process::run(pip().arg("--no-deps").args(requirements.apart()))
+    })
+}
+
+/// The folder with Transformers and all that it needs but torch, for this Python.
+fn ensure_transformers(python: &Path) -> Result<PathBuf> {
+    let path = paths::repository_root().join("parity/models/requirements.txt");
+    let text = fs::read_to_string(&path).with_context(|| format!("could not read {}", path.display()))?;
+    let tag = process::read(Command::new(python).args(["-c", "import sys; print(sys.implementation.cache_tag)"]))?;
+    let folder = paths::cache_folder()?.join(format!("{}-transformers", tag.trim()));
+    ensure_folder(python, folder, &text, |pip| process::run(pip().arg("--requirement").arg(&path)))
+}
+
+/// A folder of packages, installed by `install` unless it is there and `requirements` are those that it was installed from.
+fn ensure_folder(
+    python: &Path,
+    folder: PathBuf,
+    requirements: &str,
+    install: impl FnOnce(&dyn Fn() -> Command) -> Result<()>,
+) -> Result<PathBuf> {
     let record = folder.join("requirements.txt");
-    let is_current = || fs::read_to_string(&record).is_ok_and(|text| text == requirements.text);
+    let is_current = || fs::read_to_string(&record).is_ok_and(|text| text == requirements);
     if is_current() {
         return Ok(folder);
     }
     libtorch::require_pip(python)?;
+    let cache = paths::cache_folder()?;
     fs::create_dir_all(&cache).with_context(|| format!("could not create {}", cache.display()))?;
     let _lock = libtorch::lock(&folder.with_added_extension("lock"))?;
     if is_current() {
         return Ok(folder);
     }
-    eprintln!("Installing accelerate {} into {}", requirements.accelerate_version, folder.display());
+    eprintln!("Installing packages of Python into {}", folder.display());
     let fresh = folder.with_added_extension("new");
     for old in [&fresh, &folder] {
         if old.exists() {
             fs::remove_dir_all(old).with_context(|| format!("could not remove {}", old.display()))?;
         }
     }
-    let pip = || {
+    install(&|| {
         let mut command = Command::new(python);
         command.args(["-m", "pip", "install", "--quiet", "--no-compile", "--upgrade", "--target"]).arg(&fresh);
         command.env("PIP_DISABLE_PIP_VERSION_CHECK", "1").env("PIP_ROOT_USER_ACTION", "ignore");
         command
-    };
-    process::run(pip().args(requirements.others()))?;
-    process::run(pip().arg("--no-deps").args(requirements.apart()))?;
-    fs::write(fresh.join("requirements.txt"), &requirements.text)?;
+    })?;
+    fs::write(fresh.join("requirements.txt"), requirements)?;
     fs::rename(&fresh, &folder).with_context(|| format!("could not create {}", folder.display()))?;
     Ok(folder)
 }
@@ -188,11 +223,15 @@ mod tests {
 
     #[test]
     fn accelerate_is_pinned_and_installed_apart() {
-        let text = "# why\nnumpy\n\naccelerate==1.15.0\nbitsandbytes==0.50.2\npeft==0.21.2\nsafetensors>=0.4.3\n".to_owned();
+        let text =
+            "# why\nnumpy\n\naccelerate==1.15.0\nbitsandbytes==0.50.2\npeft==0.21.2\nsafetensors>=0.4.3\n".to_owned();
         let requirements = Requirements::parse(text).unwrap();
         assert_eq!(requirements.accelerate_version, "1.15.0");
         assert_eq!(requirements.others().collect::<Vec<_>>(), ["numpy", "safetensors>=0.4.3"]);
-        assert_eq!(requirements.apart().collect::<Vec<_>>(), ["accelerate==1.15.0", "bitsandbytes==0.50.2", "peft==0.21.2"]);
+        assert_eq!(
+            requirements.apart().collect::<Vec<_>>(),
+            ["accelerate==1.15.0", "bitsandbytes==0.50.2", "peft==0.21.2"]
+        );
         assert!(Requirements::parse("accelerate>=1\n".to_owned()).is_err());
     }
 

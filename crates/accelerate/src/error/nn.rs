@@ -189,7 +189,8 @@ pub(crate) enum NnError {
     BufferNotContiguous { path: String, name: String },
 
     #[error(
-        "ExportedModule {path} was in evaluation mode in this forward pass, whose compiled code has no backward pass; call train() on          the model before, or wrap the pass in tch::no_grad if it needs no gradients"
+        "ExportedModule {path} was in evaluation mode in this forward pass, whose compiled code has no backward pass; call train() on \
+         the model before, or wrap the pass in tch::no_grad if it needs no gradients"
     )]
     NoBackwardInEvaluation { path: String },
 

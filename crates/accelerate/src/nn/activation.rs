@@ -84,4 +84,69 @@ impl Tanh {
     }
 }
 
-impl_layer!(Relu, Gelu, Silu, Tanh);
+/// `torch.nn.Sigmoid`: the logistic function.
+///
+/// ```
+/// use accelerate::{nn::Sigmoid, tch::Tensor};
+/// assert_eq!(Sigmoid.forward(&Tensor::from_slice(&[0.0f32]))?.double_value(&[0]), 0.5);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Sigmoid;
+
+impl Sigmoid {
+    /// Any shape to the same shape.
+    pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        Ok(input.f_sigmoid()?)
+    }
+}
+
+/// `torch.nn.Softmax`: positive numbers that add up to 1 along a dim.
+///
+/// ```
+/// use accelerate::{nn::Softmax, tch::Tensor};
+/// let probabilities = Softmax { dim: -1 }.forward(&Tensor::from_slice2(&[[1f32, 1.0]]))?;
+/// assert_eq!(probabilities, Tensor::from_slice2(&[[0.5f32, 0.5]]));
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Softmax {
+    /// The dim; a negative number counts from the last, which is -1.
+    pub dim: i64,
+}
+
+impl Softmax {
+    /// Any shape to the same shape.
+    ///
+    /// # Errors
+    /// A dim that the input does not have.
+    pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        Ok(input.f_softmax(self.dim, None)?)
+    }
+}
+
+/// `torch.nn.LogSoftmax`: the logarithm of [`Softmax`], without its rounding.
+///
+/// ```
+/// use accelerate::{nn::LogSoftmax, tch::Tensor};
+/// let logarithms = LogSoftmax { dim: 0 }.forward(&Tensor::from_slice(&[1f32, 1.0]))?;
+/// assert!((logarithms.double_value(&[0]) + 2f64.ln()).abs() < 1e-6);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LogSoftmax {
+    /// The dim; a negative number counts from the last, which is -1.
+    pub dim: i64,
+}
+
+impl LogSoftmax {
+    /// Any shape to the same shape.
+    ///
+    /// # Errors
+    /// A dim that the input does not have.
+    pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
+        Ok(input.f_log_softmax(self.dim, None)?)
+    }
+}
+
+impl_layer!(Relu, Gelu, Silu, Tanh, Sigmoid, Softmax, LogSoftmax);

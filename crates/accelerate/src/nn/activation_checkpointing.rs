@@ -137,7 +137,7 @@ pub struct Checkpointed<L> {
 /// How layers of a store are checkpointed, if they are; shared by all of them.
 pub(super) type CheckpointingSwitch = Arc<Mutex<Option<CheckpointOptions>>>;
 
-impl<L: Layer + Sync + 'static> Checkpointed<L> {
+impl<L: Send + Sync + 'static> Checkpointed<L> {
     /// Builds the layer under `path`; its parameters have the names that they would have without this.
     ///
     /// # Errors
@@ -147,15 +147,46 @@ impl<L: Layer + Sync + 'static> Checkpointed<L> {
         Ok(Self { layer: Arc::new(make(path)?), switch: path.store().checkpointing_switch() })
     }
 
+    /// `call` of the layer and `inputs`, for a layer that takes more than one tensor: a mask, positions.
+    ///
+    /// ```
+    /// use accelerate::nn::{Checkpointed, Linear, ParamStore};
+    /// use accelerate::tch::{Device, Kind, Tensor};
+    ///
+    /// let store = ParamStore::new(Device::Cpu);
+    /// let block = Checkpointed::new(store.root() / "block", |path| Linear::new(path, 2, 2, Default::default()))?;
+    /// store.gradient_checkpointing_enable(Default::default())?;
+    /// let ones = Tensor::ones([2], (Kind::Float, Device::Cpu));
+    /// let output = block.call(&[&ones, &ones], |layer, inputs| layer.forward(&inputs[0].f_add(&inputs[1])?))?;
+    /// output.sum(None).backward();
+    /// assert!(block.layer.weight.grad().is_some());
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of `call` and of [`checkpoint`].
+    pub fn call(
+        &self,
+        inputs: &[&Tensor],
+        call: impl Fn(&L, &[Tensor]) -> Result<Tensor> + Send + 'static,
+    ) -> Result<Tensor> {
+        let options = *self.switch.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(options) = options else {
+            let inputs: Vec<Tensor> = inputs.iter().map(|input| input.shallow_clone()).collect();
+            return call(&self.layer, &inputs);
+        };
+        let layer = Arc::clone(&self.layer);
+        checkpoint(inputs, options, move |inputs| call(&layer, inputs))
+    }
+}
+
+impl<L: Layer + Sync + 'static> Checkpointed<L> {
     /// The layer's output.
     ///
     /// # Errors
     /// Those of the layer and of [`checkpoint`].
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        let options = *self.switch.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(options) = options else { return self.layer.forward(input) };
-        let layer = Arc::clone(&self.layer);
-        checkpoint(&[input], options, move |inputs| layer.forward(&inputs[0]))
+        self.call(&[input], |layer, inputs| layer.forward(&inputs[0]))
     }
 }
 

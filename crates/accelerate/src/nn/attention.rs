@@ -126,7 +126,8 @@ impl MultiheadAttention {
         };
         let in_proj_bias =
             config.bias.then(|| path.param("in_proj_bias", ([3 * embed_dim], Init::Zeros))).transpose()?;
-        let out_proj = Linear::new(path / "out_proj", embed_dim, embed_dim, LinearConfig { bias: config.bias })?;
+        let out_config = LinearConfig { bias: config.bias, ..Default::default() };
+        let out_proj = Linear::new(path / "out_proj", embed_dim, embed_dim, out_config)?;
         for weight in in_proj.weights() {
             weight.initialise(None, Init::XavierUniform { gain: 1.0 })?;
         }

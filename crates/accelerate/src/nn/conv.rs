@@ -17,7 +17,7 @@ pub enum Padding<const N: usize> {
 }
 
 /// What a convolution over `N` dims may be told besides its sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConvConfig<const N: usize> {
     /// Step between outputs. PyTorch's default: 1.
     pub stride: [i64; N],
@@ -29,11 +29,23 @@ pub struct ConvConfig<const N: usize> {
     pub groups: i64,
     /// Add a learned bias? PyTorch's default: true.
     pub bias: bool,
+    /// How the weight begins. PyTorch's default: [`Init::default_weight`].
+    pub weight_init: Init,
+    /// How the bias begins. `None`, PyTorch's default: evenly within `±1/sqrt(fan_in)`.
+    pub bias_init: Option<Init>,
 }
 
 impl<const N: usize> Default for ConvConfig<N> {
     fn default() -> Self {
-        Self { stride: [1; N], padding: Padding::Explicit([0; N]), dilation: [1; N], groups: 1, bias: true }
+        Self {
+            stride: [1; N],
+            padding: Padding::Explicit([0; N]),
+            dilation: [1; N],
+            groups: 1,
+            bias: true,
+            weight_init: Init::default_weight(),
+            bias_init: None,
+        }
     }
 }
 
@@ -105,8 +117,9 @@ impl<const N: usize> Conv<N> {
         let mut shape = vec![out_channels, in_channels / groups];
         shape.extend(kernel_size);
         let fan_in = shape[1..].iter().product();
-        let weight = path.param("weight", (shape, Init::default_weight()))?;
-        let bias = config.bias.then(|| path.param("bias", ([out_channels], init::default_bias(fan_in)))).transpose()?;
+        let weight = path.param("weight", (shape, config.weight_init))?;
+        let bias_init = config.bias_init.unwrap_or_else(|| init::default_bias(fan_in));
+        let bias = config.bias.then(|| path.param("bias", ([out_channels], bias_init))).transpose()?;
         let kind = if N == 1 { "Conv1d" } else { "Conv2d" };
         path.register_layer(AnyLayer::other(kind, [&Some(weight.clone()), &bias]));
         Ok(Self { weight, bias, config })

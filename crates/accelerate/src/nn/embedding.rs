@@ -33,11 +33,19 @@ impl EmbeddingKernel for DenseEmbeddingKernel {
 }
 
 /// What an [`Embedding`] may be told besides its sizes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct EmbeddingConfig {
     /// The row that stands for "nothing": zero at first and without gradient. A negative number counts from the last row, which
     /// is -1.
     pub padding_idx: Option<i64>,
+    /// How the table begins, but for the padding row. PyTorch's default: the standard normal distribution.
+    pub weight_init: Init,
+}
+
+impl Default for EmbeddingConfig {
+    fn default() -> Self {
+        Self { padding_idx: None, weight_init: Init::Normal { mean: 0.0, std: 1.0 } }
+    }
 }
 
 /// `torch.nn.Embedding`: indices `[..]` (int64 or int32) to rows `[.., embedding_dim]`.
@@ -49,7 +57,7 @@ pub struct EmbeddingConfig {
 /// use accelerate::tch::{Device, Tensor};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// let config = EmbeddingConfig { padding_idx: Some(0) };
+/// let config = EmbeddingConfig { padding_idx: Some(0), ..Default::default() };
 /// let words = Embedding::new(store.root() / "word_embeddings", 100, 8, config)?;
 /// let rows = words.forward(&Tensor::from_slice(&[0i64, 7]))?;
 /// assert_eq!(rows.size(), [2, 8]);
@@ -78,8 +86,7 @@ impl Embedding {
     ) -> Result<Self> {
         let path = path.borrow();
         padding_row(config.padding_idx, num_embeddings, path.name())?;
-        let standard_normal = Init::Normal { mean: 0.0, std: 1.0 };
-        let weight = path.param("weight", ([num_embeddings, embedding_dim], standard_normal))?;
+        let weight = path.param("weight", ([num_embeddings, embedding_dim], config.weight_init))?;
         let layer = Self::from_params(path, weight, config);
         layer.zero_padding_row()?;
         Ok(layer)

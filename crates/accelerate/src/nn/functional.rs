@@ -10,12 +10,12 @@
 use super::embedding::padding_row;
 use super::layer::forward_error;
 use super::tied_embedding::TiedEmbedding;
-use super::{ConvConfig, Padding, Param, deferred_weight_grad};
+use super::{ConvConfig, ConvTransposeConfig, Padding, Param, deferred_weight_grad};
 use crate::error::Result;
 use std::ops::Range;
 use tch::{Kind, TchError, Tensor};
 use torch_ext::autograd::is_grad_enabled;
-use torch_ext::{apply_function, scalar};
+use torch_ext::{apply_function, few_rows, scalar};
 
 /// `input [.., in_features]`, `weight [out_features, in_features]`, `bias [out_features]` to `[.., out_features]`. The inner
 /// error is libtorch's, for the layer to explain.
@@ -29,7 +29,14 @@ pub(super) fn linear(input: &Tensor, weight: &Param, bias: Option<&Param>) -> Re
             return deferred_weight_grad::linear(input, &table.dense, bias.as_ref(), None).map(Ok);
         }
     }
-    Ok(input.f_linear(&weight.get()?, bias))
+    let weight = weight.get()?;
+    if input.f_kind()? == Kind::BFloat16
+        && !is_grad_enabled()
+        && let Some(output) = few_rows::linear(input, &weight, bias.as_ref())?
+    {
+        return Ok(Ok(output));
+    }
+    Ok(input.f_linear(&weight, bias))
 }
 
 /// The same with some of the weight's rows, `[rows, in_features]`, and these elements of the bias.
@@ -113,6 +120,40 @@ pub(super) fn conv2d(input: &Tensor, weight: &Param, bias: Option<&Param>, confi
         Padding::Same => input.f_conv2d_padding(&kernel, bias, stride, "same", dilation, groups),
     }
     .map_err(|source| conv_error("Conv2d", weight, groups, input, source))
+}
+
+/// `input [batch, in_channels, length]`, `weight [in_channels, out_channels / groups, kernel_size]`.
+pub(super) fn conv_transpose1d(
+    input: &Tensor,
+    weight: &Param,
+    bias: Option<&Param>,
+    config: ConvTransposeConfig<1>,
+) -> Result<Tensor> {
+    let ConvTransposeConfig { stride, padding, output_padding, dilation, groups, .. } = config;
+    input
+        .f_conv_transpose1d(&weight.get()?, get(bias)?, stride, padding, output_padding, groups, dilation)
+        .map_err(|source| conv_transpose_error("ConvTranspose1d", weight, input, source))
+}
+
+/// `input [batch, in_channels, height, width]`, `weight [in_channels, out_channels / groups, kernel_height, kernel_width]`.
+pub(super) fn conv_transpose2d(
+    input: &Tensor,
+    weight: &Param,
+    bias: Option<&Param>,
+    config: ConvTransposeConfig<2>,
+) -> Result<Tensor> {
+    let ConvTransposeConfig { stride, padding, output_padding, dilation, groups, .. } = config;
+    input
+        .f_conv_transpose2d(&weight.get()?, get(bias)?, stride, padding, output_padding, groups, dilation)
+        .map_err(|source| conv_transpose_error("ConvTranspose2d", weight, input, source))
+}
+
+#[cold]
+fn conv_transpose_error(layer: &'static str, weight: &Param, input: &Tensor, source: TchError) -> crate::Error {
+    let shape = weight.shape();
+    let in_channels = shape.first().copied().unwrap_or_default();
+    let wanted = format!("[batch, {in_channels}{}]", ", size".repeat(shape.len().saturating_sub(2)));
+    forward_error(layer, weight.name(), wanted, input, source)
 }
 
 #[cold]

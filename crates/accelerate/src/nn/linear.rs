@@ -63,29 +63,45 @@ impl LinearKernel for DenseKernel {
 }
 
 /// What a [`Linear`] layer may be told besides its sizes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+///
+/// ```
+/// use accelerate::nn::{Init, Linear, LinearConfig, ParamStore};
+/// use accelerate::tch::Device;
+///
+/// // As BERT and GPT-2 begin: weights from N(0, 0.02), biases zero.
+/// let normal = Init::Normal { mean: 0.0, std: 0.02 };
+/// let config = LinearConfig { weight_init: normal, bias_init: Some(Init::Zeros), ..Default::default() };
+/// let layer = Linear::new(ParamStore::new(Device::Cpu).root(), 4, 2, config)?;
+/// assert_eq!(layer.bias.unwrap().get()?.abs().max().double_value(&[]), 0.0);
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LinearConfig {
     /// Add a learned bias? PyTorch's default: true.
     pub bias: bool,
+    /// How the weight begins. PyTorch's default: [`Init::default_weight`].
+    pub weight_init: Init,
+    /// How the bias begins. `None`, PyTorch's default: evenly within `±1/sqrt(in_features)`.
+    pub bias_init: Option<Init>,
 }
 
 impl Default for LinearConfig {
     fn default() -> Self {
-        Self { bias: true }
+        Self { bias: true, weight_init: Init::default_weight(), bias_init: None }
     }
 }
 
 /// `torch.nn.Linear`: `[.., in_features]` to `[.., out_features]`.
 ///
 /// Parameters `weight [out_features, in_features]` and `bias [out_features]`, both drawn uniformly from
-/// `±1/sqrt(in_features)`, weight first.
+/// `±1/sqrt(in_features)` unless the configuration says otherwise, weight first.
 ///
 /// ```
 /// use accelerate::nn::{Linear, LinearConfig, ParamStore};
 /// use accelerate::tch::{Device, Kind, Tensor};
 ///
 /// let store = ParamStore::new(Device::Cpu);
-/// let layer = Linear::new(store.root() / "proj", 3, 2, LinearConfig { bias: false })?;
+/// let layer = Linear::new(store.root() / "proj", 3, 2, LinearConfig { bias: false, ..Default::default() })?;
 /// let output = layer.forward(&Tensor::ones([5, 3], (Kind::Float, Device::Cpu)))?;
 /// assert_eq!(output.size(), [5, 2]);
 /// # Ok::<(), accelerate::Error>(())
@@ -106,9 +122,9 @@ impl Linear {
     /// The names are taken.
     pub fn new(path: impl Borrow<Path>, in_features: i64, out_features: i64, config: LinearConfig) -> Result<Self> {
         let path = path.borrow();
-        let weight = path.param("weight", ([out_features, in_features], Init::default_weight()))?;
-        let bias =
-            config.bias.then(|| path.param("bias", ([out_features], init::default_bias(in_features)))).transpose()?;
+        let weight = path.param("weight", ([out_features, in_features], config.weight_init))?;
+        let bias_init = config.bias_init.unwrap_or_else(|| init::default_bias(in_features));
+        let bias = config.bias.then(|| path.param("bias", ([out_features], bias_init))).transpose()?;
         Ok(Self::from_params(path, weight, bias))
     }
 

@@ -1,6 +1,6 @@
 //! What a tokenizer of somebody else has to fulfil: the library believes its files, and panics where they are wrong.
 
-use crate::files::shortened;
+use accelerate_models::files::shortened;
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use tokenizers::{ModelWrapper, Tokenizer};

@@ -1,0 +1,94 @@
+//! What models that continue texts have in common.
+
+use crate::KeyValueCache;
+use accelerate::nn::Module;
+use accelerate::tch::{Kind, Reduction, Tensor};
+use accelerate::{Result, TensorTree};
+
+/// What a model that continues texts takes in training and evaluation.
+#[derive(Debug, TensorTree)]
+pub struct CausalLMInput {
+    /// Tokens `[batch, length]`, int64.
+    pub input_ids: Tensor,
+    /// 1 for a token, 0 for what fills up the row `[batch, length]`. `None`: tokens alone.
+    pub attention_mask: Option<Tensor>,
+    /// The same tokens `[batch, length]`, int64, with -100 where nothing is to be learned: what follows `input_ids[i]` is
+    /// `labels[i + 1]`, as in Transformers. `None`: no loss.
+    pub labels: Option<Tensor>,
+}
+
+/// What a forward pass gives.
+#[derive(Debug, TensorTree)]
+pub struct CausalLMOutput {
+    /// Mean cross-entropy over the labels that are not -100: a scalar, float32. `None` without labels.
+    pub loss: Option<Tensor>,
+    /// Scores before softmax `[batch, length, vocab_size]`, of the token that follows.
+    pub logits: Tensor,
+}
+
+impl CausalLMOutput {
+    /// Compares `logits [batch, length, vocab_size]` with the labels that follow.
+    ///
+    /// # Errors
+    /// Labels of another shape, or that the vocabulary does not have.
+    pub(crate) fn new(logits: Tensor, labels: Option<&Tensor>) -> Result<Self> {
+        let loss = labels.map(|labels| causal_lm_loss(&logits, labels)).transpose()?;
+        Ok(Self { loss, logits })
+    }
+}
+
+fn causal_lm_loss(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
+    let (_, length, vocab_size) = logits.size3()?;
+    let rest = (length - 1).max(0);
+    let logits = logits.f_narrow(1, 0, rest)?.f_reshape([-1, vocab_size])?.f_to_kind(Kind::Float)?;
+    let labels = labels.f_narrow(1, length - rest, rest)?.f_reshape([-1])?;
+    Ok(logits.f_cross_entropy_loss(&labels, None::<Tensor>, Reduction::Mean, -100, 0.0)?)
+}
+
+/// A model that continues texts token by token.
+pub trait CausalLM: Module<Input = CausalLMInput, Output = CausalLMOutput> {
+    /// Scores `[batch, vocab_size]` of the token that follows the last of `input_ids [batch, length]`. These come after those that
+    /// `cache` has seen, and are part of it afterwards. `attention_mask [batch, all tokens so far]` is 1 for a token and 0 for
+    /// what fills up a row *in front* of a text. Records no gradients.
+    ///
+    /// # Errors
+    /// A token or a position that the model does not have; another cache.
+    fn next_logits(
+        &self,
+        input_ids: &Tensor,
+        attention_mask: Option<&Tensor>,
+        cache: &mut KeyValueCache,
+    ) -> Result<Tensor>;
+
+    /// The longest text in tokens, where the model has a place for so many and no more.
+    fn max_length(&self) -> Option<i64>;
+
+    /// Tokens that end a text, as the configuration has them.
+    fn eos_token_id(&self) -> &[i64];
+}
+
+/// One token or several: Hugging Face's configurations write both.
+#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[serde(untagged)]
+pub(crate) enum OneOrMore {
+    One(i64),
+    More(Vec<i64>),
+}
+
+impl OneOrMore {
+    pub(crate) fn all(this: Option<Self>) -> Vec<i64> {
+        match this {
+            None => Vec::new(),
+            Some(Self::One(id)) => vec![id],
+            Some(Self::More(ids)) => ids,
+        }
+    }
+
+    pub(crate) fn of(ids: &[i64]) -> Option<Self> {
+        match ids {
+            [] => None,
+            [id] => Some(Self::One(*id)),
+            ids => Some(Self::More(ids.to_vec())),
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! A block: attention, then a feed-forward layer, each behind a norm and with a residual around it.
+
+use super::GPT2Config;
+use super::attention::Attention;
+use super::conv1d::{Conv1D, residual_std};
+use crate::attention::Mask;
+use crate::{Activation, KeyValueCache};
+use accelerate::Result;
+use accelerate::nn::{Dropout, LayerNorm, LayerNormConfig, Path};
+use accelerate::tch::Tensor;
+
+#[derive(Debug)]
+pub(super) struct Block {
+    ln_1: LayerNorm,
+    attn: Attention,
+    ln_2: LayerNorm,
+    c_fc: Conv1D,
+    activation: Activation,
+    c_proj: Conv1D,
+    dropout: Dropout,
+}
+
+impl Block {
+    pub(super) fn new(path: &Path, config: &GPT2Config, layer: usize) -> Result<Self> {
+        let (width, inner, mlp) = (config.n_embd, config.inner_size(), path / "mlp");
+        Ok(Self {
+            ln_1: layer_norm(&(path / "ln_1"), config)?,
+            attn: Attention::new(&(path / "attn"), config, layer)?,
+            ln_2: layer_norm(&(path / "ln_2"), config)?,
+            c_fc: Conv1D::new(&mlp / "c_fc", width, inner, config.initializer_range)?,
+            activation: config.activation_function,
+            c_proj: Conv1D::new(&mlp / "c_proj", inner, width, residual_std(config))?,
+            dropout: Dropout::new(&mlp, config.resid_pdrop)?,
+        })
+    }
+
+    /// `hidden [batch, length, n_embd]` to the same shape.
+    pub(super) fn forward(&self, hidden: &Tensor, mask: &Mask, cache: Option<&mut KeyValueCache>) -> Result<Tensor> {
+        let hidden = self.attn.forward(&self.ln_1.forward(hidden)?, mask, cache)?.f_add(hidden)?;
+        let inner = self.activation.forward(&self.c_fc.forward(&self.ln_2.forward(&hidden)?)?)?;
+        Ok(self.dropout.forward(&self.c_proj.forward(&inner)?)?.f_add(&hidden)?)
+    }
+}
+
+pub(super) fn layer_norm(path: &Path, config: &GPT2Config) -> Result<LayerNorm> {
+    LayerNorm::new(path, [config.n_embd], LayerNormConfig { eps: config.layer_norm_epsilon, ..Default::default() })
+}

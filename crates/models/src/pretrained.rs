@@ -1,0 +1,245 @@
+//! Models out of folders in the layout of Hugging Face: sizes from `config.json`, weights by name.
+
+use crate::config::{CONFIG_FILE, ConfigError, MOST_BYTES, PretrainedConfig, WrongValue};
+use crate::files;
+use accelerate::checkpoint::{self, check_saved_files, checkpoint_shapes, load_checkpoint_in_model};
+use accelerate::nn::{LoadReport, Module, ParamStore, init};
+use accelerate::tch::{Device, Kind, Tensor};
+use accelerate::{Error, Result, nn};
+use serde::Deserialize;
+use std::collections::HashSet;
+use std::path::Path;
+
+/// How [`PretrainedModel::from_pretrained`] loads.
+///
+/// ```
+/// use accelerate::tch::Kind;
+/// let options = accelerate_models::LoadOptions { dtype: Some(Kind::BFloat16), ..Default::default() };
+/// assert!(options.strict);
+/// ```
+#[derive(Clone, Debug)]
+pub struct LoadOptions {
+    /// Element type of the parameters. `None`, the default: what `config.json` says (`dtype`, in older files `torch_dtype`), or
+    /// float32 if it says nothing.
+    pub dtype: Option<Kind>,
+    /// Where the model is put. Default: the CPU.
+    pub device: Device,
+    /// Is it an error if parameters are missing that no new head explains, or if the files hold tensors that the model does not
+    /// have (`true`), or are they reported alone (`false`)? Default true; Transformers only warns. A wrong shape is an error
+    /// always.
+    pub strict: bool,
+}
+
+impl Default for LoadOptions {
+    fn default() -> Self {
+        Self { dtype: None, device: Device::Cpu, strict: true }
+    }
+}
+
+/// A model of which Hugging Face's folders hold sizes and weights.
+pub trait PretrainedModel: Module + Sized {
+    /// Its sizes.
+    type Config: PretrainedConfig;
+
+    /// What the names of the model without a head begin with, with the dot; `base_model_prefix` of Transformers. Files of the
+    /// bare model lack it.
+    const BASE: &'static str;
+
+    /// What the names of parameters begin with that a file of the bare model need not have. The first is that of the head
+    /// itself: a file that has it must have all of them.
+    const HEADS: &'static [&'static str];
+
+    /// A new model with random weights, whose parameters are registered under `path`.
+    ///
+    /// # Errors
+    /// Sizes that make no model; the names are taken.
+    fn from_config(path: &nn::Path, config: &Self::Config) -> Result<Self>;
+
+    /// The name that a tensor has today, if files once called it something else.
+    fn todays_name(name: &str) -> String {
+        name.to_owned()
+    }
+
+    /// Is a tensor of this name, as it is called today, nothing that the model needs?
+    fn is_of_no_use(_name: &str) -> bool {
+        false
+    }
+
+    /// Builds the model that `folder` describes, and loads its weights: `config.json`, and `model.safetensors` or any other form
+    /// that [`load_checkpoint_in_model`] reads. The report tells which parameters are new because the files have no head
+    /// (`missing_keys`), and what of the files was left over (`unexpected_keys`). The model is in training mode, as a new one.
+    /// Not collective: each process reads for itself.
+    ///
+    /// No random numbers are drawn for parameters that the files hold, and their memory is taken once.
+    ///
+    /// ```
+    /// use accelerate::checkpoint::save_model_weights;
+    /// use accelerate::nn::{Module, ParamStore};
+    /// use accelerate::tch::Device;
+    /// use accelerate_models::gpt2::{GPT2Config, GPT2LMHeadModel};
+    /// use accelerate_models::{PretrainedConfig, PretrainedModel};
+    ///
+    /// let folder = std::env::temp_dir().join(format!("accelerate-models-doc-{}", std::process::id()));
+    /// let config = GPT2Config { vocab_size: 40, n_embd: 8, n_layer: 1, n_head: 2, n_positions: 16, ..Default::default() };
+    /// let saved = GPT2LMHeadModel::new(&ParamStore::new(Device::Cpu).root(), &config)?;
+    /// save_model_weights(saved.params(), &folder, &Default::default())?;
+    /// std::fs::write(folder.join("config.json"), config.to_json().unwrap()).unwrap();
+    ///
+    /// let (model, report) = GPT2LMHeadModel::from_pretrained(&folder, &Default::default())?;
+    /// assert!(report.missing_keys.is_empty() && report.unexpected_keys.is_empty());
+    /// assert_eq!(model.params().num_parameters(), saved.params().num_parameters());
+    /// # std::fs::remove_dir_all(&folder).unwrap();
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A [`ConfigError`] for `config.json`; [`is_weights`](Error::is_weights) for weights that are absent, damaged, or do not fit.
+    fn from_pretrained(folder: impl AsRef<Path>, options: &LoadOptions) -> Result<(Self, LoadReport)> {
+        let folder = folder.as_ref();
+        check_saved_files(folder)?;
+        let config = Self::Config::from_folder(folder).map_err(Error::other)?;
+        let kind = match options.dtype {
+            Some(kind) => kind,
+            None => dtype_of(folder).map_err(Error::other)?,
+        };
+        let store = ParamStore::init_empty_weights(options.device);
+        store.to_kind(kind)?;
+        let model = Self::from_config(&store.root(), &config)?;
+        let found = Found::of::<Self>(folder)?;
+        found.check_shapes(&store)?;
+        let std = config.initializer_range();
+        let names = found.names.clone();
+        store.set_param_init_fn(move |name, tensor| match names.contains(name) {
+            true => Ok(()),
+            false => new_values(name, tensor, std),
+        });
+        store.materialize()?;
+        let report = found.load::<Self>(&store, folder, options.strict)?;
+        Ok((model, report))
+    }
+}
+
+/// Loads the weights of `folder` into a model that exists, as [`PretrainedModel::from_pretrained`] does. What it keeps of its own
+/// values is in `missing_keys`.
+///
+/// # Errors
+/// Those of [`PretrainedModel::from_pretrained`] for weights. Names and shapes are compared with the model before any tensor is
+/// read.
+pub fn load_weights<M: PretrainedModel>(store: &ParamStore, folder: &Path, strict: bool) -> Result<LoadReport> {
+    Found::of::<M>(folder)?.load::<M>(store, folder, strict)
+}
+
+/// The names of tensors in `names`, a file's, as functions of these names: what they are called in the model.
+pub(crate) fn names_in_model<'a, M: PretrainedModel>(
+    mut names: impl Iterator<Item = &'a str>,
+) -> impl Fn(&str) -> String + Clone + Send + Sync + 'static {
+    let is_bare = !M::BASE.is_empty() && !names.any(|name| name.starts_with(M::BASE));
+    move |name| {
+        let name = M::todays_name(name);
+        let has_own_place = M::HEADS.iter().any(|head| name.starts_with(head)) || M::is_of_no_use(&name);
+        if is_bare && !has_own_place { format!("{}{name}", M::BASE) } else { name }
+    }
+}
+
+/// What a folder holds, by the names of the model.
+struct Found {
+    names: HashSet<String>,
+    shapes: Vec<(String, Vec<i64>)>,
+    map: Box<dyn Fn(&str) -> String + Send + Sync>,
+}
+
+impl Found {
+    fn of<M: PretrainedModel>(folder: &Path) -> Result<Self> {
+        let shapes = checkpoint_shapes(folder)?;
+        let map = names_in_model::<M>(shapes.iter().map(|(name, _)| name.as_str()));
+        let shapes: Vec<_> = shapes.into_iter().map(|(name, shape)| (map(&name), shape)).collect();
+        let names = shapes.iter().map(|(name, _)| name.clone()).collect();
+        Ok(Self { names, shapes, map: Box::new(map) })
+    }
+
+    /// Sees to it that sizes which are not those of the weights are an error before memory is taken for them: the loader compares
+    /// all of them, once the parameters are there.
+    fn check_shapes(&self, store: &ParamStore) -> Result<()> {
+        let differs =
+            |(name, shape): &&(String, Vec<i64>)| store.get(name).is_some_and(|param| param.shape() != *shape);
+        match self.shapes.iter().find(differs) {
+            Some((name, found)) => {
+                let wanted = store.get(name).map(|param| param.shape()).unwrap_or_default();
+                let (name, found) = (name.clone(), found.clone());
+                Err(Error::other(PretrainedError::OtherSizes { name, found, wanted }))
+            }
+            None => Ok(()),
+        }
+    }
+
+    fn load<M: PretrainedModel>(self, store: &ParamStore, folder: &Path, strict: bool) -> Result<LoadReport> {
+        let aliases = store.aliases();
+        let has = |name: &str| {
+            self.names.contains(name)
+                || aliases.iter().any(|(alias, first)| first == name && self.names.contains(alias))
+        };
+        let buffers = store.buffers().into_iter().filter(nn::Param::is_persistent);
+        let own: Vec<String> =
+            store.parameters().into_iter().chain(buffers).map(|param| param.name().to_owned()).collect();
+        // A head that is there must be whole; only one that is absent altogether is made anew.
+        let head = M::HEADS.first().copied().unwrap_or_default();
+        let has_head = !head.is_empty() && self.names.iter().any(|name| name.starts_with(head));
+        let is_head = |name: &String| M::HEADS.iter().any(|head| name.starts_with(head));
+        let is_complete = own.iter().filter(|name| !has(name)).all(|name| is_head(name) && !has_head);
+        let is_known = |name: &String| aliases.contains_key(name) || own.contains(name) || M::is_of_no_use(name);
+        let has_strangers = !self.names.iter().all(is_known);
+        let strict = strict && (has_strangers || !is_complete);
+        let options = checkpoint::LoadOptions { strict, ..Default::default() }.key_map(self.map);
+        let mut report = load_checkpoint_in_model(store, folder, &options)?;
+        report.unexpected_keys.retain(|name| !M::is_of_no_use(name));
+        Ok(report)
+    }
+}
+
+/// Weights that do not belong to the sizes beside them.
+#[derive(Debug, thiserror::Error)]
+enum PretrainedError {
+    #[error(
+        "the weights have {name} of shape {found:?}, and the sizes in {CONFIG_FILE} make {wanted:?} of it; the two are of different \
+         models"
+    )]
+    OtherSizes { name: String, found: Vec<i64>, wanted: Vec<i64> },
+}
+
+/// As a new head begins in Transformers: normal weights, zero biases.
+fn new_values(name: &str, tensor: &Tensor, std: f64) -> Result<()> {
+    match name.ends_with("weight") {
+        true if tensor.dim() == 1 => init::ones_(tensor),
+        true => init::normal_(tensor, 0.0, std),
+        false => init::zeros_(tensor),
+    }
+}
+
+/// The key that says in which element type the weights are to be used.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct DtypeKeys {
+    dtype: Option<String>,
+    torch_dtype: Option<String>,
+}
+
+fn dtype_of(folder: &Path) -> Result<Kind, ConfigError> {
+    let path = folder.join(CONFIG_FILE);
+    let text = files::read_text(&path, MOST_BYTES)?;
+    let keys: DtypeKeys = files::from_json(&text).map_err(|reason| ConfigError::Malformed {
+        path: path.clone(),
+        model: "Hugging Face",
+        reason,
+    })?;
+    let Some(name) = keys.dtype.or(keys.torch_dtype) else { return Ok(Kind::Float) };
+    match name.as_str() {
+        "float32" | "float" => Ok(Kind::Float),
+        "float16" | "half" => Ok(Kind::Half),
+        "bfloat16" => Ok(Kind::BFloat16),
+        "float64" | "double" => Ok(Kind::Double),
+        _ => {
+            let wanted = "float32, float16, bfloat16 or float64; LoadOptions::dtype overrides it";
+            Err(WrongValue::new("dtype", format!("{name:?}"), wanted).of(&path))
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! Models out of folders: what fits loads, whatever else is named, and nothing is half-loaded.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use accelerate::checkpoint::save_model_weights;
+use accelerate::nn::{Module, ParamStore};
+use accelerate::tch::{self, Device, Kind, Tensor};
+use accelerate_models::gpt2::{GPT2Config, GPT2LMHeadModel};
+use accelerate_models::llama::{LlamaConfig, LlamaForCausalLM};
+use accelerate_models::resnet::{ResNetConfig, ResNetForImageClassification};
+use accelerate_models::vit::{ViTConfig, ViTForImageClassification};
+use accelerate_models::{LoadOptions, PretrainedConfig, PretrainedModel};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use tempfile::TempDir;
+
+fn gpt2() -> GPT2Config {
+    GPT2Config { vocab_size: 20, n_positions: 8, n_embd: 8, n_layer: 2, n_head: 2, ..Default::default() }
+}
+
+fn llama() -> LlamaConfig {
+    let sizes = LlamaConfig { vocab_size: 20, hidden_size: 8, intermediate_size: 12, ..Default::default() };
+    LlamaConfig { num_hidden_layers: 2, ..sizes }.with_heads(4, 2)
+}
+
+fn resnet() -> ResNetConfig {
+    ResNetConfig { embedding_size: 4, hidden_sizes: vec![4, 8], depths: vec![1, 1], ..ResNetConfig::resnet18(3) }
+}
+
+fn vit() -> ViTConfig {
+    let sizes = ViTConfig { hidden_size: 8, num_hidden_layers: 2, num_attention_heads: 2, ..Default::default() };
+    ViTConfig { intermediate_size: 12, image_size: [8; 2], patch_size: [4; 2], ..sizes }
+}
+
+/// A model with weights, and a folder with its configuration.
+fn saved<M: PretrainedModel>(config: &M::Config) -> (TempDir, M) {
+    tch::manual_seed(3);
+    let folder = TempDir::new().unwrap();
+    let model = M::from_config(&ParamStore::new(Device::Cpu).root(), config).unwrap();
+    fs::write(folder.path().join("config.json"), config.to_json().unwrap()).unwrap();
+    (folder, model)
+}
+
+fn tensors(store: &ParamStore) -> BTreeMap<String, Tensor> {
+    store.state_dict().unwrap().into_iter().collect()
+}
+
+/// Writes weights under other names; what gets none is left out.
+fn write_as(store: &ParamStore, folder: &Path, rename: impl Fn(&str) -> Option<String>) {
+    let named: Vec<(String, Tensor)> =
+        tensors(store).into_iter().filter_map(|(name, tensor)| Some((rename(&name)?, tensor.copy()))).collect();
+    Tensor::write_safetensors(&named, folder.join("model.safetensors")).unwrap();
+}
+
+fn check_round_trip<M: PretrainedModel>(config: &M::Config) {
+    let (folder, model) = saved::<M>(config);
+    save_model_weights(model.params(), folder.path(), &Default::default()).unwrap();
+    let (loaded, report) = M::from_pretrained(folder.path(), &LoadOptions::default()).unwrap();
+    assert!(report.missing_keys.is_empty() && report.unexpected_keys.is_empty(), "{report:?}");
+    assert_eq!(tensors(loaded.params()), tensors(model.params()));
+    assert!(loaded.params().parameters().iter().all(|param| param.requires_grad()));
+}
+
+#[test]
+fn what_was_saved_loads() {
+    check_round_trip::<GPT2LMHeadModel>(&gpt2());
+    check_round_trip::<GPT2LMHeadModel>(&GPT2Config { tie_word_embeddings: false, ..gpt2() });
+    check_round_trip::<LlamaForCausalLM>(&llama());
+    check_round_trip::<LlamaForCausalLM>(&LlamaConfig { tie_word_embeddings: true, ..llama() });
+    check_round_trip::<ResNetForImageClassification>(&resnet());
+    check_round_trip::<ViTForImageClassification>(&vit());
+}
+
+/// The files of GPT-2 on the Hub have no `transformers.`, and masks as buffers.
+#[test]
+fn files_of_the_bare_model_and_of_old_versions_load() {
+    let (folder, model) = saved::<GPT2LMHeadModel>(&gpt2());
+    let mut named: Vec<(String, Tensor)> = tensors(model.params())
+        .into_iter()
+        .map(|(name, tensor)| (name.strip_prefix("transformer.").unwrap().to_owned(), tensor.copy()))
+        .collect();
+    named.push(("h.0.attn.bias".to_owned(), Tensor::ones([1, 1, 8, 8], (Kind::Float, Device::Cpu)).tril(0)));
+    named.push(("h.1.attn.masked_bias".to_owned(), Tensor::from(-1e4f32)));
+    Tensor::write_safetensors(&named, folder.path().join("model.safetensors")).unwrap();
+    let (loaded, report) = GPT2LMHeadModel::from_pretrained(folder.path(), &LoadOptions::default()).unwrap();
+    assert!(report.missing_keys.is_empty() && report.unexpected_keys.is_empty(), "{report:?}");
+    assert_eq!(tensors(loaded.params()), tensors(model.params()));
+    // Tied weights may stand under their other name.
+    write_as(model.params(), folder.path(), |name| {
+        Some(if name == "transformer.wte.weight" { "lm_head.weight".to_owned() } else { name.to_owned() })
+    });
+    let (loaded, _) = GPT2LMHeadModel::from_pretrained(folder.path(), &LoadOptions::default()).unwrap();
+    assert_eq!(tensors(loaded.params()), tensors(model.params()));
+}
+
+#[test]
+fn a_head_that_is_not_there_is_new_and_reported() {
+    let (folder, model) = saved::<ViTForImageClassification>(&vit());
+    write_as(model.params(), folder.path(), |name| name.strip_prefix("vit.").map(str::to_owned));
+    let (loaded, report) = ViTForImageClassification::from_pretrained(folder.path(), &LoadOptions::default()).unwrap();
+    assert_eq!(report.missing_keys, ["classifier.weight", "classifier.bias"]);
+    let new = tensors(loaded.params());
+    assert!(new["classifier.weight"].abs().max().double_value(&[]) < 0.2);
+    assert!(new["classifier.weight"].std(true).double_value(&[]) > 1e-3);
+    assert_eq!(new["classifier.bias"].abs().max().double_value(&[]), 0.0);
+    assert_eq!(new["vit.layernorm.weight"], tensors(model.params())["vit.layernorm.weight"]);
+}
+
+#[test]
+fn what_does_not_fit_is_named_and_changes_nothing() {
+    let (folder, model) = saved::<LlamaForCausalLM>(&llama());
+    let strict = LoadOptions::default();
+    let tolerant = LoadOptions { strict: false, ..Default::default() };
+    let load = |options: &LoadOptions| LlamaForCausalLM::from_pretrained(folder.path(), options);
+    let message = || load(&strict).unwrap_err().to_string();
+
+    write_as(model.params(), folder.path(), |name| (name != "model.norm.weight").then(|| name.to_owned()));
+    assert!(message().contains("1 missing: model.norm.weight"), "{}", message());
+    let (loaded, report) = load(&tolerant).unwrap();
+    assert_eq!(report.missing_keys, ["model.norm.weight"]);
+    // A scale that nobody has trained is 1.
+    assert_eq!(tensors(loaded.params())["model.norm.weight"], Tensor::ones([8], (Kind::Float, Device::Cpu)));
+
+    write_as(model.params(), folder.path(), |name| Some(name.replace("layers.1.mlp.up_proj", "layers.1.mlp.up")));
+    let found = message();
+    assert!(
+        found.contains("model.layers.1.mlp.up_proj.weight") && found.contains("model.layers.1.mlp.up.weight"),
+        "{found}"
+    );
+    assert_eq!(load(&tolerant).unwrap().1.unexpected_keys, ["model.layers.1.mlp.up.weight"]);
+
+    let (_, wider) = saved::<LlamaForCausalLM>(&LlamaConfig { intermediate_size: 14, ..llama() });
+    write_as(wider.params(), folder.path(), |name| Some(name.to_owned()));
+    for options in [&strict, &tolerant] {
+        let found = load(options).unwrap_err().to_string();
+        assert!(found.contains("down_proj.weight of shape [8, 14]") && found.contains("[8, 12]"), "{found}");
+    }
+
+    fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    assert!(load(&strict).unwrap_err().is_weights());
+    fs::remove_file(folder.path().join("config.json")).unwrap();
+    assert!(message().contains("config.json"), "{}", message());
+}
+
+#[test]
+fn the_element_type_is_what_was_asked_for_or_what_the_configuration_says() {
+    let (folder, model) = saved::<GPT2LMHeadModel>(&gpt2());
+    save_model_weights(model.params(), folder.path(), &Default::default()).unwrap();
+    let path = folder.path().join("config.json");
+    let plain = fs::read_to_string(&path).unwrap();
+    let with = |key: &str| plain.replacen('{', &format!("{{{key},"), 1);
+    for (text, dtype, wanted) in [
+        (plain.clone(), None, Kind::Float),
+        (with(r#""torch_dtype": "float16""#), None, Kind::Half),
+        (with(r#""dtype": "bfloat16""#), None, Kind::BFloat16),
+        (with(r#""dtype": "bfloat16""#), Some(Kind::Double), Kind::Double),
+        (with(r#""dtype": "float8_e4m3fn""#), Some(Kind::Float), Kind::Float),
+    ] {
+        fs::write(&path, &text).unwrap();
+        let options = LoadOptions { dtype, ..Default::default() };
+        let (loaded, _) = GPT2LMHeadModel::from_pretrained(folder.path(), &options).unwrap();
+        assert!(loaded.params().parameters().iter().all(|param| param.kind() == wanted), "{text}");
+    }
+    fs::write(&path, with(r#""dtype": "float8_e4m3fn""#)).unwrap();
+    let error = GPT2LMHeadModel::from_pretrained(folder.path(), &LoadOptions::default()).unwrap_err().to_string();
+    assert!(error.contains(r#"dtype is "float8_e4m3fn"; wanted float32"#), "{error}");
+}
