@@ -73,7 +73,9 @@ pub(super) fn races(environment: &Environment, rounds: usize, contests: &[Contes
 /// Accelerate. Values are microseconds per step.
 pub(super) fn compiled(environment: &Environment, rounds: usize, races: &mut Races) -> Result<()> {
     let rival_folder = paths::repository_root().join("bench/rival");
-    let package = paths::target_folder().join("bench/compiled_step.pt2");
+    let folder = paths::target_folder().join("bench");
+    std::fs::create_dir_all(&folder).with_context(|| format!("could not create {}", folder.display()))?;
+    let package = folder.join("compiled_step.pt2");
     let inputs = ["float32[32,64]".to_owned(), "int64[32]".to_owned()];
     exported::export(environment, &rival_folder, "compiled_step:model", &inputs, &package)?;
     // With many more steps on one batch, gradients are all but rounding, which AdamW magnifies, and answers part.
