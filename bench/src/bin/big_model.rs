@@ -36,7 +36,9 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     tch::set_num_threads(1);
     let store = ParamStore::init_empty_weights(Device::Cpu);
-    let layer = |number: usize| Linear::new(store.root() / (2 * number), WIDTH, WIDTH, LinearConfig { bias: false });
+    let layer = |number: usize| {
+        Linear::new(store.root() / (2 * number), WIDTH, WIDTH, LinearConfig { bias: false, ..Default::default() })
+    };
     let layers = (0..NUM_LAYERS).map(layer).collect::<accelerate::Result<Vec<Linear>>>()?;
     disk_offload(&store, &arguments.folder, &Default::default())?;
     let numbers = Tensor::f_arange(WIDTH, (Kind::Float, Device::Cpu))?.f_remainder(17)?.f_unsqueeze(0)?;

@@ -55,7 +55,12 @@ impl Block {
         Ok(Self {
             q_proj: Linear::new(&path / "q_proj", WIDTH, WIDTH, Default::default())?,
             up_proj: Linear::new(&path / "up_proj", WIDTH, INNER, Default::default())?,
-            down_proj: Linear::new(&path / "down_proj", INNER, WIDTH, LinearConfig { bias: false })?,
+            down_proj: Linear::new(
+                &path / "down_proj",
+                INNER,
+                WIDTH,
+                LinearConfig { bias: false, ..Default::default() },
+            )?,
         })
     }
 
@@ -77,7 +82,7 @@ impl Model {
     fn new(checkpointed: bool) -> Result<Self> {
         let store = ParamStore::new(Device::Cpu);
         let root = store.root();
-        let config = EmbeddingConfig { padding_idx: Some(0) };
+        let config = EmbeddingConfig { padding_idx: Some(0), ..Default::default() };
         let model = Self {
             embed: Embedding::new(&root / "embed", NUM_IDS, WIDTH, config)?,
             layers: (0..2).map(|number| Block::new(&root / "layers" / number)).collect::<accelerate::Result<_>>()?,

@@ -50,7 +50,7 @@ fn main() -> Result<()> {
 fn model(case: &Case) -> Result<(ParamStore, Linear)> {
     let store = ParamStore::init_empty_weights(Device::Cpu);
     let [rows, columns] = case.shape;
-    let layer = Linear::new(store.root() / "layer", columns, rows, LinearConfig { bias: false })?;
+    let layer = Linear::new(store.root() / "layer", columns, rows, LinearConfig { bias: false, ..Default::default() })?;
     Ok((store, layer))
 }
 

@@ -84,7 +84,14 @@ fn main() -> Result<()> {
                 }
                 let store = ParamStore::init_empty_weights(Device::Cpu);
                 let layers: Vec<Linear> = (0..LAYERS)
-                    .map(|place| Linear::new(store.root() / "layers" / place, SIZE, SIZE, LinearConfig { bias: false }))
+                    .map(|place| {
+                        Linear::new(
+                            store.root() / "layers" / place,
+                            SIZE,
+                            SIZE,
+                            LinearConfig { bias: false, ..Default::default() },
+                        )
+                    })
                     .collect::<accelerate::Result<_>>()?;
                 let start = Instant::now();
                 load_and_quantize_model(&store, &config(arguments.mode), Some(&path), &LoadOptions::default())?;
@@ -115,7 +122,7 @@ fn config(mode: Mode) -> BnbQuantizationConfig {
 
 fn one_layer() -> Result<(ParamStore, Linear)> {
     let store = ParamStore::new(Device::Cpu);
-    let layer = Linear::new(store.root() / "layer", SIZE, SIZE, LinearConfig { bias: false })?;
+    let layer = Linear::new(store.root() / "layer", SIZE, SIZE, LinearConfig { bias: false, ..Default::default() })?;
     layer.weight.copy_(&weight(0)?)?;
     Ok((store, layer))
 }

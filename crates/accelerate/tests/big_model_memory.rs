@@ -33,7 +33,7 @@ fn no_more_than_the_budget_and_a_layer_is_resident() {
     tch::set_num_threads(1);
     let folder = tempfile::tempdir().unwrap();
     let store = ParamStore::new(Device::Cpu);
-    let config = LinearConfig { bias: false };
+    let config = LinearConfig { bias: false, ..Default::default() };
     let layer = |number: usize| Linear::new(store.root() / "layers" / number, WIDTH, WIDTH, config).unwrap();
     let layers: Vec<Linear> = (0..NUM_LAYERS).map(layer).collect();
     let input = Tensor::ones([1, WIDTH], (Kind::Float, Device::Cpu));

@@ -32,7 +32,7 @@ fn training(
     (width, bias): (i64, bool),
 ) -> Result<Training<impl Module<Input = Tensor, Output = Tensor>>> {
     let store = ParamStore::new(accelerator.device());
-    let linear = Linear::new(store.root(), 64, width, LinearConfig { bias })?;
+    let linear = Linear::new(store.root(), 64, width, LinearConfig { bias, ..Default::default() })?;
     for (index, param) in store.parameters().iter().enumerate() {
         let values = Tensor::arange(param.numel() as i64, (Kind::Double, Device::Cpu)) * 0.7 + index as f64;
         param.copy_(&(values.sin() * 0.1).reshape(param.shape()))?;

@@ -426,7 +426,8 @@ fn entries_may_name_a_safetensors_file() {
         assert!(error.is_big_model() && error.to_string().contains(wanted), "{error}");
     }
     let store = ParamStore::init_empty_weights(Device::Cpu);
-    let proj = Linear::new(store.root() / "proj", 3, 2, crate::nn::LinearConfig { bias: false }).unwrap();
+    let proj = Linear::new(store.root() / "proj", 3, 2, crate::nn::LinearConfig { bias: false, ..Default::default() })
+        .unwrap();
     disk_offload(&store, folder.path(), &Default::default()).unwrap();
     assert_eq!(proj.weight.get().unwrap(), weight.to_kind(Kind::BFloat16));
 }
@@ -458,7 +459,9 @@ fn hostile_folders_are_refused() {
         fs::write(folder.path().join("index.json"), &index).unwrap();
         spoil(folder.path());
         let store = ParamStore::init_empty_weights(Device::Cpu);
-        let proj = Linear::new(store.root() / "proj", 3, 2, crate::nn::LinearConfig { bias: false }).unwrap();
+        let proj =
+            Linear::new(store.root() / "proj", 3, 2, crate::nn::LinearConfig { bias: false, ..Default::default() })
+                .unwrap();
         let error = disk_offload(&store, folder.path(), &Default::default()).unwrap_err();
         assert!(error.is_big_model() && error.to_string().contains(wanted), "{index}: {error}");
         assert!(proj.weight.is_deferred());

@@ -54,17 +54,21 @@ fn every_row_counts_once_on_any_number_of_processes() {
     assert!(found.iter().all(|(other, _)| other == accuracy) && found.iter().all(|(_, other)| other == f1));
 }
 
+/// Logits and labels of texts of different lengths: the mean of the losses of batches would be another number.
+fn texts() -> (Tensor, Tensor) {
+    let logits = (Tensor::arange(7 * 4 * 5, (Kind::Float, Device::Cpu)) * 0.7).sin().view([7, 4, 5]) * 3.0;
+    let labels: Vec<i64> = (0..28).map(|at| if at % 4 > at / 4 { -100 } else { at % 5 }).collect();
+    (logits, Tensor::from_slice(&labels).view([7, 4]))
+}
+
 #[test]
 fn perplexity_is_that_of_all_tokens() {
-    let logits = (Tensor::arange(7 * 4 * 5, (Kind::Float, Device::Cpu)) * 0.7).sin().view([7, 4, 5]) * 3.0;
-    // Texts of different lengths: the mean of the losses of batches would be another number.
-    let labels: Vec<i64> = (0..28).map(|at| if at % 4 > at / 4 { -100 } else { at % 5 }).collect();
-    let labels = Tensor::from_slice(&labels).view([7, 4]);
+    let (logits, labels) = texts();
     let (scores, wanted) = (logits.narrow(1, 0, 3).reshape([-1, 5]), labels.narrow(1, 1, 3).reshape([-1]));
     let mean = scores.cross_entropy_loss(&wanted, None::<Tensor>, Reduction::Mean, -100, 0.0).double_value(&[]);
     for world_size in [1, 2, 3] {
         let of_ranks = testing::ranks(world_size, Default::default(), |accelerator| {
-            let rows = TensorDataset::new((logits.shallow_clone(), labels.shallow_clone()))?;
+            let rows = TensorDataset::new(texts())?;
             let loader = accelerator.prepare(DataLoader::builder(rows).batch_size(2).build()?)?;
             let mut perplexity = Perplexity::default();
             for batch in loader.iter()? {

@@ -33,7 +33,12 @@ impl Block {
         Ok(Self {
             q_proj: Linear::new(&path / "q_proj", WIDTH, WIDTH, Default::default())?,
             up_proj: Linear::new(&path / "up_proj", WIDTH, INNER, Default::default())?,
-            down_proj: Linear::new(&path / "down_proj", INNER, WIDTH, LinearConfig { bias: false })?,
+            down_proj: Linear::new(
+                &path / "down_proj",
+                INNER,
+                WIDTH,
+                LinearConfig { bias: false, ..Default::default() },
+            )?,
         })
     }
 
@@ -55,7 +60,7 @@ impl Model {
     pub(crate) fn new(device: Device) -> Result<Self> {
         let store = ParamStore::new(device);
         let root = store.root();
-        let config = EmbeddingConfig { padding_idx: Some(0) };
+        let config = EmbeddingConfig { padding_idx: Some(0), ..Default::default() };
         let model = Self {
             embed: Embedding::new(&root / "embed", NUM_IDS, WIDTH, config)?,
             layers: (0..2).map(|number| Block::new(&root / "layers" / number)).collect::<Result<_>>()?,
