@@ -67,7 +67,7 @@ class Direct(nn.Module):
 
 
 class Attention(nn.Module):
-    """A table that is looked up and a block of a transformer."""
+    """A table that is looked up and a block of a transformer, for which the rows of a batch are one sequence."""
 
     def __init__(self):
         super().__init__()
@@ -75,8 +75,8 @@ class Attention(nn.Module):
         self.block = nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, dropout=0.0, batch_first=True)
 
     def forward(self, rows, labels):
-        hidden = self.block(self.embed(labels).unsqueeze(1) + rows.unsqueeze(1))
-        return mse_loss(hidden.squeeze(1), rows)
+        hidden = self.block((self.embed(labels) + rows).unsqueeze(0))
+        return mse_loss(hidden.squeeze(0), rows)
 
 
 def mlp():

@@ -153,6 +153,14 @@ pub(crate) fn check_sizes(sizes: impl IntoIterator<Item = Size>) -> Result<(), W
     }
 }
 
+/// The first number of layers that no model has.
+pub(crate) fn check_depths(depths: impl IntoIterator<Item = (&'static str, usize)>) -> Result<(), WrongValue> {
+    match depths.into_iter().find(|(_, depth)| !(1..=10_000).contains(depth)) {
+        Some((key, found)) => Err(WrongValue::new(key, found, "a number from 1 to 10000")),
+        None => Ok(()),
+    }
+}
+
 /// The first rate of dropout that is not a probability.
 pub(crate) fn check_probabilities(rates: impl IntoIterator<Item = (&'static str, f64)>) -> Result<(), WrongValue> {
     match rates.into_iter().find(|(_, rate)| !(0.0..=1.0).contains(rate)) {

@@ -56,12 +56,13 @@ fn it_learns_shapes_and_goes_on_from_what_it_has_saved() {
     let (out, again) = (path("out"), path("again"));
     for num_processes in [1, 2] {
         let data =
-            ["--num_train", "600", "--num_validation", "101", "--batch_size", "16", "--cpu", "--num_epochs", "2"];
+            ["--num_train", "1200", "--num_validation", "101", "--batch_size", "8", "--cpu", "--num_epochs", "4"];
         let printed = output_of(num_processes, &[&data[..], &["--output_dir", &out]].concat());
         let learned = accuracies(&printed);
-        assert!(learned.len() == 2 && learned[1] > 0.4, "{printed}");
+        assert!(learned.len() == 4 && learned[3] > 0.6, "{printed}");
         let old = ["--output_dir", &again, "--model_name_or_path", &out];
         let printed = output_of(num_processes, &[&data[..], &old[..]].concat());
-        assert!(accuracies(&printed).iter().all(|accuracy| *accuracy > 0.4), "{printed}");
+        // The rate is as high as in the beginning, so the epochs between may be worse than what was saved.
+        assert!(accuracies(&printed).last().is_some_and(|accuracy| *accuracy > 0.6), "{printed}");
     }
 }

@@ -1,8 +1,8 @@
 """Compiles a PyTorch model into a package with which Accelerate trains without Python; `accelerate export-model` runs it.
 
-The package holds two programs. "train" computes what the model gives and the gradients of its loss, "eval" what the model
-gives in evaluation mode. Both take all parameters and buffers and then the inputs, and buffers are changed in place. The
-metadata of both say which these are. The values of parameters and buffers are written beside the package.
+The package holds two programs. "train" computes what the model gives and the gradients of its loss, "eval" what it gives in evaluation
+mode. Both take all parameters and buffers and then the inputs, and buffers are changed in place. The metadata of both say which these
+are. The values of parameters and buffers are written beside the package.
 """
 
 import argparse
@@ -20,13 +20,9 @@ try:
     from torch.export import Dim, export
     from torch.export.experimental import _export_forward_backward
     from torch.export.graph_signature import OutputKind
-    from torch.func import functional_call
-    from torch.utils import _pytree as pytree
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 except ImportError as error:
     sys.exit(f"error: {sys.executable} has not what exporting needs, torch and safetensors: {error}")
-
-# The example size of the first dynamic dim. Others get larger ones, for sizes that are equal by chance would become one.
-FIRST_SIZE = 6
 
 
 def fail(message):
@@ -42,10 +38,10 @@ class Functional(torch.nn.Module):
         self.__dict__["model"], self.names = model, names
 
     def forward(self, tensors, inputs):
-        outputs = functional_call(self.__dict__["model"], dict(zip(self.names, tensors)), tuple(inputs))
+        outputs = torch.func.functional_call(self.__dict__["model"], dict(zip(self.names, tensors)), tuple(inputs))
         if hasattr(outputs, "keys") and "loss" in outputs:
             outputs = [outputs["loss"], *(outputs[name] for name in outputs if name != "loss")]
-        loss, *others = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        loss, *others = [leaf for leaf in torch.utils._pytree.tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
         return [loss, *(other.detach() for other in others)]
 
 
@@ -58,19 +54,19 @@ def parse_input(text, dims):
     shape, dynamic = [], {}
     for index, size in enumerate(part.strip() for part in found[2].split(",") if part.strip()):
         if not size.isdigit():
-            dynamic[index], size = dims.setdefault(size, (Dim(size, min=1), FIRST_SIZE + len(dims)))
+            # Example sizes differ, for those that are equal by chance would become one.
+            dynamic[index], size = dims.setdefault(size, (Dim(size, min=1), 6 + len(dims)))
         shape.append(int(size))
     example = torch.randn(shape).to(dtype) if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
     return example, dynamic
 
 
 def described(tensor, dynamic=()):
-    shape = [-1 if index in dynamic else size for index, size in enumerate(tensor.shape)]
-    return {"dtype": str(tensor.dtype).removeprefix("torch."), "shape": shape}
+    return {"dtype": str(tensor.dtype)[len("torch."):], "shape": [-1 if index in dynamic else size for index, size in enumerate(tensor.shape)]}
 
 
 def check(functional, tensors, inputs):
-    """One pass on copies, to say in plain words what Inductor would say in others."""
+    """One pass on copies, to say in plain words what Inductor would say in others. Gives the loss and the gradients by position."""
     copies = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors]
     loss = functional(copies, inputs)[0]
     if loss.dim() != 0 or not loss.requires_grad:
@@ -80,22 +76,31 @@ def check(functional, tensors, inputs):
     unused = [functional.names[index] for index, gradient in zip(trained, found) if gradient is None]
     if unused:
         fail(f"the loss does not depend on {', '.join(unused)}; freeze them with requires_grad_(False), or leave them out")
+    return loss, dict(zip(trained, found))
+
+
+def compare(program, tensors, inputs, loss, wanted):
+    """An export may put another derivative in an operator's place. Passes that draw random numbers cannot be compared."""
+    outputs = torch.fx.Interpreter(program.graph_module).run(*[tensor.detach().clone() for tensor in tensors], *inputs)
+    found = {spec.kind: output for output, spec in zip(outputs, program.graph_signature.output_specs)}
+    is_random = not torch.allclose(found[OutputKind.LOSS_OUTPUT], loss, rtol=1e-3)
+    largest = max(gradient.abs().max() for gradient in wanted.values())
+    for index, gradient in zip(gradients(program), outputs[-len(wanted):]):
+        if not (is_random or (gradient - wanted[index]).abs().max() <= 0.02 * wanted[index].abs().max() + 1e-4 * largest):
+            fail(f"the exported program has another gradient than the model, of a parameter of shape {list(gradient.shape)}")
 
 
 def gradients(program):
-    """For each gradient at the end of the outputs: whose it is."""
+    """For each gradient at the end of the outputs, whose it is: inputs are called by their position, `arg7_1`."""
     specs = program.graph_signature.output_specs
-    targets = [spec.target for spec in specs if spec.kind == OutputKind.GRADIENT_TO_USER_INPUT]
-    # Inputs are called by their position there: `arg7_1`.
-    return [int(re.fullmatch(r"arg(\d+)_1", target)[1]) for target in targets]
+    return [int(spec.target[3:].removesuffix("_1")) for spec in specs if spec.kind == OutputKind.GRADIENT_TO_USER_INPUT]
 
 
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("function", help="module:function, which returns the model")
     parser.add_argument("--inputs", nargs="+", required=True)
-    for name in ("--output", "--device", "--torch_version"):
-        parser.add_argument(name, required=True)
+    _ = [parser.add_argument(name, required=True) for name in ("--output", "--device", "--torch_version")]
     arguments = parser.parse_args()
     if torch.__version__.split("+")[0] != arguments.torch_version:
         fail(f"{sys.executable} has torch {torch.__version__}; programs are built with {arguments.torch_version}, which is needed")
@@ -111,38 +116,33 @@ def main():
     named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if any(not tensor.is_contiguous() for tensor in named.values()):
         fail("a parameter or buffer is not contiguous; make it so in the function, with .contiguous()")
-    everything = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     owner_of = {id(tensor): name for name, tensor in named.items()}
+    everything = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     aliases = {name: owner_of[id(tensor)] for name, tensor in everything if name not in named}
-    persistent, dims = set(model.state_dict()), {}
+    num_params, persistent, dims = len(list(model.parameters())), set(model.state_dict()), {}
     examples = [parse_input(text, dims) for text in arguments.inputs]
     inputs, dynamic = [example.to(arguments.device) for example, _ in examples], [dims_of for _, dims_of in examples]
     tensors, functional = list(named.values()), Functional(model, list(named))
     given, shapes = (tensors, inputs), ([{} for _ in tensors], dynamic)
 
     model.train()
-    check(functional, tensors, inputs)
-    train = _export_forward_backward(export(functional, given, dynamic_shapes=shapes, strict=False))
+    expected = check(functional, tensors, inputs)
+    # An export of the fused attention of CPUs, of which only the forward pass is right.
+    with sdpa_kernel(SDPBackend.MATH):
+        train = _export_forward_backward(export(functional, given, dynamic_shapes=shapes, strict=False))
+    compare(train, tensors, inputs, *expected)
     model.eval()
     with torch.no_grad():
         evaluation = export(functional, given, dynamic_shapes=shapes, strict=False).run_decompositions()
-    num_params = sum(1 for _ in model.parameters())
     stored = [{"name": name, "requires_grad": tensor.requires_grad, "persistent": name in persistent, **described(tensor)}
               for name, tensor in named.items()]
-    signature = {
-        "version": 1,
-        "parameters": stored[:num_params],
-        "buffers": stored[num_params:],
-        "aliases": aliases,
-        "inputs": [described(example, dims_of) for example, dims_of in examples],
-        "gradients": gradients(train),
-    }
+    signature = {"version": 1, "parameters": stored[:num_params], "buffers": stored[num_params:], "aliases": aliases,
+                 "inputs": [described(example, dims_of) for example, dims_of in examples], "gradients": gradients(train)}
     # The program that loads the package has libtorch, and threads of its own; with OMP_NUM_THREADS=1 here, code has one.
     configs = {"package": True, "link_libtorch": False, "metadata": {"accelerate": json.dumps(signature)}}
     configs = {"cpp.dynamic_threads": torch.get_num_threads() > 1, **{f"aot_inductor.{name}": it for name, it in configs.items()}}
-    files = {name: aot_compile(program.module(check_guards=False), *program.example_inputs, options=configs)
-             for name, program in {"train": train, "eval": evaluation}.items()}
-    package_aoti(arguments.output, files)
+    compiled = lambda program: aot_compile(program.module(check_guards=False), *program.example_inputs, options=configs)
+    package_aoti(arguments.output, {"train": compiled(train), "eval": compiled(evaluation)})
     values = {name: tensor.detach().cpu() for name, tensor in named.items()}
     save_file(values, arguments.output.removesuffix("pt2") + "safetensors", metadata={"format": "pt"})
 

@@ -2,7 +2,8 @@
 
 use crate::Activation;
 use crate::config::{
-    PretrainedConfig, WrongValue, check_divides, check_num_parameters, check_numbers, check_probabilities, check_sizes,
+    PretrainedConfig, WrongValue, check_depths, check_divides, check_num_parameters, check_numbers,
+    check_probabilities, check_sizes,
 };
 use crate::image_classification::{check_labels, label_names};
 use serde::{Deserialize, Serialize};
@@ -110,10 +111,10 @@ impl PretrainedConfig for BertConfig {
 
     /// Refuses what would build another model than the file means, or none.
     fn check(&self) -> Result<(), WrongValue> {
+        check_depths([("num_hidden_layers", self.num_hidden_layers)])?;
         check_sizes([
             ("vocab_size", self.vocab_size, 1..=100_000_000),
             ("hidden_size", self.hidden_size, 1..=1_000_000),
-            ("num_hidden_layers", i64::try_from(self.num_hidden_layers).unwrap_or(i64::MAX), 1..=10_000),
             ("num_attention_heads", self.num_attention_heads, 1..=1_000_000),
             ("intermediate_size", self.intermediate_size, 1..=10_000_000),
             ("max_position_embeddings", self.max_position_embeddings, 1..=10_000_000),

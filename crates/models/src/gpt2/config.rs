@@ -3,7 +3,8 @@
 use crate::Activation;
 use crate::causal_lm::OneOrMore;
 use crate::config::{
-    PretrainedConfig, WrongValue, check_divides, check_num_parameters, check_numbers, check_probabilities, check_sizes,
+    PretrainedConfig, WrongValue, check_depths, check_divides, check_num_parameters, check_numbers,
+    check_probabilities, check_sizes,
 };
 use serde::{Deserialize, Serialize};
 
@@ -151,11 +152,11 @@ impl PretrainedConfig for GPT2Config {
     }
 
     fn check(&self) -> Result<(), WrongValue> {
+        check_depths([("n_layer", self.n_layer)])?;
         check_sizes([
             ("vocab_size", self.vocab_size, 1..=100_000_000),
             ("n_positions", self.n_positions, 1..=10_000_000),
             ("n_embd", self.n_embd, 1..=1_000_000),
-            ("n_layer", i64::try_from(self.n_layer).unwrap_or(i64::MAX), 1..=10_000),
             ("n_head", self.n_head, 1..=1_000_000),
             ("n_inner", self.inner_size(), 1..=10_000_000),
         ])?;

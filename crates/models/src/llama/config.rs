@@ -3,7 +3,8 @@
 use super::config_file::ConfigFile;
 use crate::Activation;
 use crate::config::{
-    PretrainedConfig, WrongValue, check_divides, check_num_parameters, check_numbers, check_probabilities, check_sizes,
+    PretrainedConfig, WrongValue, check_depths, check_divides, check_num_parameters, check_numbers,
+    check_probabilities, check_sizes,
 };
 use serde::{Deserialize, Serialize};
 
@@ -160,11 +161,11 @@ impl PretrainedConfig for LlamaConfig {
     }
 
     fn check(&self) -> Result<(), WrongValue> {
+        check_depths([("num_hidden_layers", self.num_hidden_layers)])?;
         check_sizes([
             ("vocab_size", self.vocab_size, 1..=100_000_000),
             ("hidden_size", self.hidden_size, 1..=1_000_000),
             ("intermediate_size", self.intermediate_size, 1..=10_000_000),
-            ("num_hidden_layers", i64::try_from(self.num_hidden_layers).unwrap_or(i64::MAX), 1..=10_000),
             ("num_attention_heads", self.num_attention_heads, 1..=1_000_000),
             ("num_key_value_heads", self.num_key_value_heads, 1..=1_000_000),
             ("head_dim", self.head_dim, 1..=1_000_000),

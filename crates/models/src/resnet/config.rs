@@ -2,7 +2,7 @@
 
 use super::residual::REDUCTION;
 use crate::Activation;
-use crate::config::{PretrainedConfig, WrongValue, check_num_parameters, check_sizes};
+use crate::config::{PretrainedConfig, WrongValue, check_depths, check_num_parameters, check_sizes};
 use crate::image_classification::{check_labels, label_names, labels_by_name};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -136,8 +136,7 @@ impl PretrainedConfig for ResNetConfig {
             return Err(WrongValue::new("depths", format!("a list of {num_depths}"), wanted));
         }
         check_sizes(self.hidden_sizes.iter().map(|size| ("hidden_sizes", *size, 1..=1_000_000)))?;
-        let depth = |depth: &usize| ("depths", i64::try_from(*depth).unwrap_or(i64::MAX), 1..=10_000);
-        check_sizes(self.depths.iter().map(depth))?;
+        check_depths(self.depths.iter().map(|depth| ("depths", *depth)))?;
         if self.layer_type == ResNetLayerType::Bottleneck
             && let Some(size) = self.hidden_sizes.iter().find(|size| **size % REDUCTION != 0)
         {

@@ -2,7 +2,8 @@
 
 use crate::Activation;
 use crate::config::{
-    PretrainedConfig, WrongValue, check_divides, check_num_parameters, check_numbers, check_probabilities, check_sizes,
+    PretrainedConfig, WrongValue, check_depths, check_divides, check_num_parameters, check_numbers,
+    check_probabilities, check_sizes,
 };
 use crate::image_classification::{check_labels, label_names, labels_by_name};
 use serde::{Deserialize, Serialize};
@@ -134,9 +135,9 @@ impl PretrainedConfig for ViTConfig {
     }
 
     fn check(&self) -> Result<(), WrongValue> {
+        check_depths([("num_hidden_layers", self.num_hidden_layers)])?;
         check_sizes([
             ("hidden_size", self.hidden_size, 1..=1_000_000),
-            ("num_hidden_layers", i64::try_from(self.num_hidden_layers).unwrap_or(i64::MAX), 1..=10_000),
             ("num_attention_heads", self.num_attention_heads, 1..=1_000_000),
             ("intermediate_size", self.intermediate_size, 1..=10_000_000),
             ("num_channels", self.num_channels, 1..=1_000_000),
