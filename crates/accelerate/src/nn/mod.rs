@@ -64,6 +64,7 @@ mod norm;
 mod param;
 mod path;
 mod pool;
+mod replicated;
 mod rnn;
 mod script_module;
 mod sequential;

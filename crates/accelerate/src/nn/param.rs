@@ -2,11 +2,11 @@
 
 use super::activation_checkpointing::note_use;
 use super::deferred::fill;
+use super::replicated::Replicated;
 use super::{DeferWeightGrad, Init};
 use crate::error::Result;
 use crate::group::Group;
 use accelerate_core::layout::Layout;
-use std::cell::RefCell;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -107,37 +107,6 @@ pub(crate) trait Resident {
 pub(crate) struct UnitMember {
     pub(crate) unit: usize,
     pub(crate) member: usize,
-}
-
-/// Every rank holds the full tensor.
-struct Replicated {
-    tensor: Tensor,
-    two_uses: RefCell<Option<[Tensor; 2]>>,
-}
-
-impl Replicated {
-    fn new(tensor: Tensor) -> Self {
-        Self { tensor, two_uses: RefCell::new(None) }
-    }
-}
-
-impl Storage for Replicated {
-    fn materialize(&self) -> Result<Tensor> {
-        Ok(self.tensor.shallow_clone())
-    }
-    fn local(&self) -> Tensor {
-        self.tensor.shallow_clone()
-    }
-    fn two_uses(&self) -> Result<Option<[Tensor; 2]>> {
-        // A store that moved has given the tensor other data.
-        let is_same = |one: &Tensor| one.data_ptr() == self.tensor.data_ptr() && one.kind() == self.tensor.kind();
-        let mut known = self.two_uses.borrow_mut();
-        let uses = match known.take().filter(|[one, _]| is_same(one)) {
-            Some(uses) => uses,
-            None => torch_ext::function::two_uses(&self.tensor)?,
-        };
-        Ok(Some(known.insert(uses).each_ref().map(Tensor::shallow_clone)))
-    }
 }
 
 /// What a handle stands for in its store.
