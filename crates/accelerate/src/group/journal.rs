@@ -14,6 +14,10 @@ use torch_ext::Store;
 /// its watch.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// How long the rank that keeps the store waits for others to read, which takes them milliseconds unless the machine is busy or
+/// they are dead.
+const READING: Duration = Duration::from_secs(2);
+
 /// Says in which call of the group a rank of the job has been for long, if in any.
 type LongCall<'a> = dyn Fn(usize) -> torch_ext::Result<Option<CollectiveCall>> + 'a;
 
@@ -125,10 +129,30 @@ impl Journal {
         deadline: Duration,
         long_call: &LongCall<'_>,
     ) -> (Findings, Vec<PeerProcess>) {
-        self.collect(mine, deadline, long_call).unwrap_or_else(|error| {
+        let found = self.collect(mine, deadline, long_call).unwrap_or_else(|error| {
             let store = if error.is_timeout() { StoreState::Silent } else { StoreState::Gone };
             (Findings { store, ..Findings::default() }, Vec::new())
-        })
+        });
+        // Where the store is gone, nobody can read.
+        let _unreachable = self.let_others_read(deadline);
+        found
+    }
+
+    /// Says that this rank has read what it needs. Rank 0 of the job then waits for the others that have failed: the store is
+    /// in its process, and would end with it while they read.
+    fn let_others_read(&self, deadline: Duration) -> torch_ext::Result<()> {
+        self.store.set(&has_read_key(self.members.rank()), b"")?;
+        if self.members.in_job(self.members.rank()) != 0 {
+            return Ok(());
+        }
+        let mut readers = Vec::new();
+        for rank in self.others() {
+            if self.store.check(&[&key(rank)])? {
+                readers.push(has_read_key(rank));
+            }
+        }
+        let readers: Vec<&str> = readers.iter().map(String::as_str).collect();
+        self.store.wait(&readers, READING.min(deadline))
     }
 
     fn collect(
@@ -137,6 +161,8 @@ impl Journal {
         deadline: Duration,
         long_call: &LongCall<'_>,
     ) -> torch_ext::Result<(Findings, Vec<PeerProcess>)> {
+        // What it has read after an earlier call says nothing about this one.
+        self.store.delete_key(&has_read_key(self.members.rank()))?;
         self.store.set(&key(self.members.rank()), mine.encode().as_bytes())?;
         let explained = self.explained(mine.sequence)?;
         if !(explained.0.left.is_empty() && explained.0.failed.is_empty()) {
@@ -179,6 +205,10 @@ fn key(rank: usize) -> String {
     format!("failed/{rank}")
 }
 
+fn has_read_key(rank: usize) -> String {
+    format!("has_read/{rank}")
+}
+
 fn left_key(rank: usize) -> String {
     format!("left/{rank}")
 }
@@ -192,6 +222,7 @@ fn own_failure_key(rank: usize) -> String {
 mod tests {
     use super::*;
     use crate::error::Failure;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     /// Nobody is in a call for long.
     const NOBODY: fn(usize) -> torch_ext::Result<Option<CollectiveCall>> = |_| Ok(None);
@@ -244,6 +275,27 @@ mod tests {
         let findings = journal.ask(&call("all_reduce", 3), Duration::from_millis(20), &known).0;
         let elsewhere = vec![(3, call("barrier", 2))];
         assert_eq!(findings, Findings { silent: vec![1], elsewhere, ..Findings::default() });
+    }
+
+    #[test]
+    fn the_rank_that_keeps_the_store_stays_until_others_that_have_failed_have_read() {
+        let store = Store::hash().unwrap();
+        let journal = |rank| Journal::new(&store, Members::all(rank, 3)).unwrap();
+        let is_read = AtomicBool::new(false);
+        // Rank 2 has not failed, and is not waited for.
+        store.set("journal/failed/1", call("all_reduce", 3).encode().as_bytes()).unwrap();
+        store.set("journal/left/2", b"out of memory").unwrap();
+        std::thread::scope(|scope| {
+            let keeper = scope.spawn(|| {
+                journal(0).ask(&call("all_reduce", 3), Duration::from_secs(600), &NOBODY);
+                is_read.load(Ordering::SeqCst)
+            });
+            store.wait(&["journal/has_read/0"], Duration::from_secs(600)).unwrap();
+            is_read.store(true, Ordering::SeqCst);
+            // Rank 1 reads, and does not wait for anybody.
+            journal(1).ask(&call("all_reduce", 3), Duration::from_secs(600), &NOBODY);
+            assert!(keeper.join().unwrap(), "rank 0 has gone before rank 1 had read");
+        });
     }
 
     #[test]
