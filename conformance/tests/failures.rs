@@ -266,6 +266,14 @@ fn rank_at(port: u16, rank: usize, world_size: usize) -> Command {
     command
 }
 
+#[test]
+fn the_time_to_meet_is_that_of_rdzv_conf() {
+    let mut alone = rank_at(free_port(), 0, 2);
+    alone.envs([("ACCELERATE_RDZV_CONF", "join_timeout=1.5"), ("ACCELERATE_PROCESS_GROUP_TIMEOUT", "1800")]);
+    let texts = all_said([alone]);
+    assert!(texts[0].contains("rank 1") && texts[0].contains("1.5s"), "{texts:?}");
+}
+
 fn free_port() -> u16 {
     let config = LaunchConfig::new(Program::Executable("true".into()), 2);
     PortReservation::for_config(&config).unwrap().number()

@@ -98,6 +98,7 @@ fn values(kind: ValueKind) -> String {
         ValueKind::List => "words with commas".to_owned(),
         ValueKind::Object => "object".to_owned(),
         ValueKind::OffloadTarget => "`cpu`, `{\"nvme\": folder}`".to_owned(),
+        ValueKind::RendezvousOptions => "`join_timeout=900`".to_owned(),
         ValueKind::Streams => "`0` to `3`, or by local rank: `0:1,1:3`".to_owned(),
     }
 }

@@ -52,8 +52,9 @@ pub use accelerate_core::config::{
     DeepSpeedSource, DistributedDataParallelKwargs, DynamoBackend, DynamoMode, FP8RecipeKwargs, FloatType,
     FullyShardedDataParallelPlugin, GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs,
     MixedPrecision, MixedPrecisionPolicy, OffloadDevice, OffloadTarget, ParallelismConfig, PowerSGDState,
-    ProfilerActivity, ProjectConfiguration, ProjectSettings, QuantStorage, QuantType, ReshardAfterForward, RunConfig,
-    ScheduleOption, ShardingStrategy, StateDictType, TorchDynamoPlugin, TorchTensorParallelPlugin, ZeroStage,
+    ProfilerActivity, ProjectConfiguration, ProjectSettings, QuantStorage, QuantType, RendezvousOptions,
+    ReshardAfterForward, RunConfig, ScheduleOption, ShardingStrategy, StateDictType, TorchDynamoPlugin,
+    TorchTensorParallelPlugin, ZeroStage,
 };
 pub use accelerate_core::names::{DistributedType, RngType};
 pub use accelerate_core::schedule::SchedulerUnit;

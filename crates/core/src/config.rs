@@ -23,6 +23,7 @@ mod profile;
 mod project;
 mod quantization;
 mod questions;
+mod rendezvous_options;
 mod run_config;
 mod tee;
 mod torch_dynamo;
@@ -61,6 +62,7 @@ pub use profile::{ProfileKwargs, ProfileSettings, ProfilerActivity, ScheduleOpti
 pub use project::{ProjectConfiguration, ProjectSettings};
 pub use quantization::{BnbQuantizationConfig, QuantStorage, QuantType, QuantizationSettings};
 pub use questions::{Answers, Choice, Form, MachineFacts, Next, Passed, Question, Questionnaire, Refused, are_numbers};
+pub use rendezvous_options::RendezvousOptions;
 pub use run_config::{
     ConfigFile, FileFormat, Fsdp2Conversion, LaunchPlace, Lookup, Message, Overridden, PartialRunConfig, RunConfig,
     Sources, changed_lines, default_config_files, hugging_face_home, is_in_files_of_reference, misspelt_variables,

@@ -96,8 +96,8 @@ pub(crate) enum StateError {
     OtherObjects { missing: String, unexpected: String },
 
     #[error(
-        "{} of {world_size} did not arrive within {timeout:?}; look at what was printed there, or start all \
-         {world_size} processes",
+        "{} of {world_size} did not arrive within {timeout:?}; look at what was printed there, start all {world_size} processes, or \
+         give them longer with --rdzv_conf join_timeout=SECONDS",
         listed_ranks(missing)
     )]
     NotArrived { missing: String, world_size: usize, timeout: Duration, source: torch_ext::Error },

@@ -3,7 +3,7 @@
 use super::workers::Workers;
 use crate::error::{LauncherError, Result};
 use crate::state::Lookup;
-use accelerate_core::config::{MixedPrecision, PartialRunConfig, RunConfig, Sources};
+use accelerate_core::config::{MixedPrecision, PartialRunConfig, RendezvousOptions, RunConfig, Sources};
 use accelerate_launch::{Capture, LaunchConfig};
 
 /// How [`notebook_launcher`](crate::notebook_launcher) starts processes, under the names of the reference.
@@ -31,8 +31,8 @@ pub struct NotebookLauncherOptions {
     pub rdzv_backend: Option<String>,
     /// `address:port`, in the place of `master_addr` and `use_port`.
     pub rdzv_endpoint: Option<String>,
-    /// Options of the meeting such as `timeout=900`; refused, because there are none.
-    pub rdzv_conf: Option<String>,
+    /// How long the processes may take to meet. Without it: as long as any collective may take.
+    pub rdzv_conf: Option<RendezvousOptions>,
     /// What processes find in `TORCHELASTIC_RUN_ID`.
     pub rdzv_id: Option<String>,
     /// Number of times that all processes are started again after one has failed, as by `accelerate launch --max_restarts`. The
@@ -86,7 +86,7 @@ impl Settings {
         cluster.mixed_precision = options.mixed_precision;
         cluster.use_cpu = self.use_cpu.then_some(true);
         cluster.rdzv_backend = options.rdzv_backend.clone();
-        cluster.rdzv_conf = options.rdzv_conf.clone();
+        cluster.rdzv_conf = options.rdzv_conf;
         cluster.max_restarts = Some(options.max_restarts);
         cluster.monitor_interval = options.monitor_interval;
         let run = RunConfig::resolve(Sources { code, environment: Some(lookup), ..Default::default() })?;
@@ -220,7 +220,6 @@ mod tests {
                 "max_restarts is 3 and num_nodes 2",
             ),
             (NotebookLauncherOptions { rdzv_backend: some("etcd"), ..options() }, "rdzv_backend"),
-            (NotebookLauncherOptions { rdzv_conf: some("timeout=900"), ..options() }, "rdzv_conf"),
             (NotebookLauncherOptions { rdzv_endpoint: some("node0"), ..options() }, "rdzv_endpoint is \"node0\""),
             (NotebookLauncherOptions { rdzv_endpoint: some(":1"), ..options() }, "rdzv_endpoint is \":1\""),
             (

@@ -68,6 +68,7 @@ const EFFECTIVE: &[Flag] = &[
     ("fsdp_activation_checkpointing", "true", "false", FSDP),
     ("fsdp_activation_checkpointing_offload", "true", "", "--use_fsdp --fsdp_activation_checkpointing true"),
     ("debug", "", "", ""),
+    ("rdzv_conf", "join_timeout=900", "", ""),
 ];
 
 /// They change nothing, and that is said.
@@ -86,7 +87,6 @@ const REFUSED: &[Flag] = &[
     ("use_parallelism_config", "", "", ""),
     ("use_megatron_lm", "", "", ""),
     ("rdzv_backend", "etcd", "static", ""),
-    ("rdzv_conf", "timeout=900", "", ""),
     ("tpu_cluster", "", "", ""),
     ("no_tpu_cluster", "", "", ""),
     ("tpu_use_sudo", "", "", ""),

@@ -1,7 +1,7 @@
 //! What a launcher asks: how many processes, where, in which precision.
 
 use super::process_group::{duration_of_seconds, seconds_of_duration};
-use super::{MixedPrecision, Tee};
+use super::{MixedPrecision, RendezvousOptions, Tee};
 use crate::names::{ComputeEnvironment, DistributedType, LogLevel};
 use crate::settings::SettingValue;
 use crate::settings::record::record;
@@ -96,9 +96,11 @@ record! {
         /// How the machines find each other: static.
         rdzv_backend: String = "static".to_owned() => setting().launcher().flag("rdzv_backend").harmless(&["c10d"])
             .refused("machines meet at --main_process_ip and --main_process_port; choose static");
-        /// Options of the meeting, such as timeout=900.
-        rdzv_conf: String => setting().own_key().launcher().flag("rdzv_conf").harmless(&[""])
-            .refused("machines meet at --main_process_ip and --main_process_port, without options");
+        /// How long the processes may take to meet, in seconds: join_timeout=900.
+        ///
+        /// Or timeout=900, as torchrun's static backend calls it. It is torchrun's text for options of its agents; these two have
+        /// their meaning here. Default: as long as any collective may take.
+        rdzv_conf: RendezvousOptions = RendezvousOptions::default() => setting().own_key().flag("rdzv_conf");
         /// Are all machines in one network?
         same_network: bool = true => setting().launcher().flag("same_network").switch().reference_default("false").harmless(&["false"])
             .without_effect("each machine must reach --main_process_ip, in one network or not");

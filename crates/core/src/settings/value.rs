@@ -37,6 +37,8 @@ pub enum ValueKind {
     OffloadTarget,
     /// Output streams as torchrun numbers them, for all processes or by local rank.
     Streams,
+    /// Options of the meeting of all processes, as torchrun writes them.
+    RendezvousOptions,
     /// The word `auto`, or one of the kind.
     Auto(&'static ValueKind),
 }
@@ -69,6 +71,11 @@ impl ValueKind {
                 "0 (none), 1 (standard output), 2 (standard error), 3 (both), or a list by local rank such as 0:1,1:3"
                     .to_owned()
             }
+            Self::RendezvousOptions => {
+                "join_timeout=SECONDS or timeout=SECONDS, how long the processes may take to meet; torchrun's other options are \
+                 for agents, which are not here"
+                    .to_owned()
+            }
             Self::Auto(kind) => format!("auto, or {}", kind.wanted()),
         }
     }
@@ -96,6 +103,7 @@ impl ValueKind {
             Self::Object => "JSON",
             Self::OffloadTarget => "PLACE",
             Self::Streams => "STREAMS",
+            Self::RendezvousOptions => "OPTIONS",
             Self::Auto(kind) => kind.placeholder(),
         }
     }

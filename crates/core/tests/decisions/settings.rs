@@ -53,6 +53,7 @@ pub(crate) fn samples(setting: &Setting) -> [String; 2] {
         (_, ValueKind::List) => ["a.b,c", "d"],
         (_, ValueKind::Choice(names)) => [names[names.len() - 1], names[names.len() - 2]],
         (_, ValueKind::Object) => [r#"{"key":1}"#, r#"{"key":2}"#],
+        (_, ValueKind::RendezvousOptions) => ["join_timeout=900", "join_timeout=0.5"],
         (_, ValueKind::Streams) => ["3", "0:1,1:3"],
         (_, ValueKind::OffloadTarget) => ["cpu", r#"{"nvme":"/n"}"#],
     };

@@ -51,7 +51,8 @@ pub(super) fn connect(
     let meeting_point = meeting_point(ranks, kwargs.init_method.as_deref(), lookup)?;
     let (told, own) = (status.clone(), ranks.clone());
     let first_ended = Box::new(move || told.first_ended(&own));
-    let meeting = Meeting { first_ended, ..Meeting::new(timeout, kwargs.waiting_notice()) };
+    let until_all_are_here = config.cluster.rdzv_conf.join_timeout.unwrap_or(timeout);
+    let meeting = Meeting { first_ended, ..Meeting::new(until_all_are_here, kwargs.waiting_notice()) };
     let mut log = status.call_log();
     let logged: Arc<str> = RENDEZVOUS.into();
     if let Some(log) = &mut log {

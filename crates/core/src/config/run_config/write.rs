@@ -249,6 +249,7 @@ fn scalar(kind: ValueKind, text: &str) -> Value {
         ValueKind::Auto(_) if text == "auto" => word(),
         ValueKind::Auto(kind) => scalar(*kind, text),
         ValueKind::Streams
+        | ValueKind::RendezvousOptions
         | ValueKind::Text
         | ValueKind::Time
         | ValueKind::Path
