@@ -3,7 +3,7 @@
 use crate::checkpoint::{LoadOptions, WeightSource};
 use crate::error::{NnError, Result, WeightsError};
 use crate::messages;
-use crate::nn::{AnyLayer, Linear, LoadReport, Param, ParamStore, is_floating, match_names};
+use crate::nn::{LinearLayer, LoadReport, Param, ParamStore, is_floating, match_names};
 use crate::quant::{FourBitTensors, Int8Tensors, Quantized, Quantizer, kind_of, put_in};
 use accelerate_core::config::{BnbQuantizationConfig, QuantizationSettings};
 use accelerate_core::quantization::{
@@ -19,7 +19,8 @@ use tch::{Kind, Tensor};
 ///
 /// Each weight becomes codes as soon as it has been read, so the memory that this takes is that of the quantised model and of
 /// one tensor; let layers be made by a store of [`ParamStore::init_empty_weights`], so that they take none before. Without
-/// `weights_location` the weights that the model has are quantised.
+/// `weights_location` the weights that the model has are quantised, and those that have no memory yet get the values that their layers
+/// begin with, one tensor after the other.
 ///
 /// Files may also hold weights that are quantised already, by this function or by bitsandbytes, in its layout. What they
 /// say of themselves is compared with what they are. Models that this function has made are saved in that layout, too, by
@@ -94,7 +95,7 @@ struct Targets<'a> {
     quantization: Quantization,
     quantizer: Quantizer,
     /// Weights that are quantised, with the layers that have them, by name.
-    layers: BTreeMap<String, Vec<Linear>>,
+    layers: BTreeMap<String, Vec<LinearLayer>>,
 }
 
 impl<'a> Targets<'a> {
@@ -116,19 +117,22 @@ impl<'a> Targets<'a> {
             .iter()
             .map(|(path, layer)| LayerFacts {
                 path,
-                is_linear: matches!(layer, AnyLayer::Linear(_)),
+                is_linear: layer.linear().is_some(),
                 is_tied: layer.params().iter().any(Param::is_tied),
             })
             .collect();
         let skip = settings.llm_int8_skip_modules.as_deref();
         let keep = settings.keep_in_fp32_modules.as_deref().unwrap_or_default();
-        let mut layers: BTreeMap<String, Vec<Linear>> = BTreeMap::new();
-        for position in layers_to_quantize(&facts, skip, keep)? {
-            if let AnyLayer::Linear(linear) = &named[position].1 {
-                layers.entry(linear.weight.name().to_owned()).or_default().push(linear.clone());
-            }
-        }
         let quantizer = Quantizer::new(quantization, store.training_flag());
+        let mut layers: BTreeMap<String, Vec<LinearLayer>> = BTreeMap::new();
+        for position in layers_to_quantize(&facts, skip, keep)? {
+            let (path, layer) = &named[position];
+            let Some(linear) = layer.linear() else { continue };
+            if linear.is_conv1d() && quantizer.fp16_kernel().is_some() {
+                return Err(NnError::Conv1DInFp16 { path: path.clone() }.into());
+            }
+            layers.entry(linear.weight().name().to_owned()).or_default().push(linear);
+        }
         Ok(Self { store, settings, quantization, quantizer, layers })
     }
 
@@ -148,7 +152,9 @@ impl<'a> Targets<'a> {
     /// Numbers that are to be the weight of a quantised layer, or else of a layer that is not.
     fn take(&self, param: &Param, full: &Tensor) -> Result<Value> {
         let full = full.f_detach()?.f_to(self.store.device())?;
-        if self.layers.contains_key(param.name()) && self.quantizer.fp16_kernel().is_none() {
+        let layer = self.layers.get(param.name()).and_then(|layers| layers.first());
+        if let Some(layer) = layer.filter(|_| self.quantizer.fp16_kernel().is_none()) {
+            let full = if layer.is_transposed() { full.f_transpose(0, 1)?.f_contiguous()? } else { full };
             // As in the reference, codes are made of numbers of the type that was asked for.
             let kind = self.settings.other_dtype().map_or(full.f_kind()?, kind_of);
             return Ok(Value::Codes(self.quantizer.quantize(param.name(), &full.f_to_kind(kind)?)?));
@@ -183,14 +189,18 @@ enum Value {
 }
 
 fn quantize_in_place(targets: &Targets<'_>) -> Result<LoadReport> {
+    let mut values = Vec::new();
+    let mut take = |param: &Param, full: &Tensor| -> Result<()> {
+        values.push((param.clone(), targets.take(param, full)?));
+        Ok(())
+    };
     let params = targets.store.parameters().into_iter().chain(targets.store.buffers());
-    let values: Result<Vec<_>> = params
-        .map(|param| {
-            let value = targets.take(&param, &param.full_tensor()?)?;
-            Ok((param, value))
-        })
-        .collect();
-    targets.put_in(values?)?;
+    for param in params.filter(|param| !param.is_deferred()) {
+        take(&param, &param.full_tensor()?)?;
+    }
+    // One after the other is drawn and becomes codes.
+    targets.store.initialise_each(|param, full| take(param, &full))?;
+    targets.put_in(values)?;
     Ok(LoadReport { missing_keys: Vec::new(), unexpected_keys: Vec::new() })
 }
 
@@ -207,7 +217,7 @@ fn load(targets: &Targets<'_>, mut source: WeightSource, strict: bool) -> Result
             continue;
         }
         let shape = match (stored.get(name), targets.layers.get(name).and_then(|layers| layers.first())) {
-            (Some(_), Some(layer)) => layer.weight.shape(),
+            (Some(_), Some(layer)) => layer.weight().shape(),
             _ => shape.clone(),
         };
         found.push((name.clone(), shape));
@@ -273,6 +283,8 @@ fn read_codes(
     stored: StoredWeight,
 ) -> Result<Quantized> {
     let (name, device) = (param.name(), targets.store.device());
+    let layer = targets.layers.get(name).and_then(|layers| layers.first());
+    let shape = layer.map_or_else(|| param.shape(), |layer| layer.sizes().to_vec());
     let mut read = |part: &str| -> Result<Tensor> {
         let parameter = name.to_owned();
         let position = *positions.get(part).ok_or(NnError::NotQuantized { parameter })?;
@@ -291,7 +303,7 @@ fn read_codes(
             nested,
             quant_state: read(&names.quant_state)?,
         };
-        return targets.quantizer.four_bit_from_file(name, &param.shape(), quant_type, tensors);
+        return targets.quantizer.four_bit_from_file(name, &shape, quant_type, tensors);
     }
     let names = Int8Names::of(name);
     if positions.contains_key(&names.weight_format) {
@@ -301,5 +313,5 @@ fn read_codes(
         }
     }
     let tensors = Int8Tensors { codes: read(name)?, scb: read(&names.scb)? };
-    targets.quantizer.int8_from_file(name, &param.shape(), targets.kind(param), tensors)
+    targets.quantizer.int8_from_file(name, &shape, targets.kind(param), tensors)
 }

@@ -12,7 +12,13 @@ use accelerate::{
     load_and_quantize_model, testing,
 };
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// libtorch's generator, of which a process has one.
+fn generator() -> MutexGuard<'static, ()> {
+    static GENERATOR: Mutex<()> = Mutex::new(());
+    GENERATOR.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 struct Model {
     store: ParamStore,
@@ -22,6 +28,11 @@ struct Model {
 }
 
 fn model(store: ParamStore) -> Model {
+    let _generator = generator();
+    drawn(store)
+}
+
+fn drawn(store: ParamStore) -> Model {
     let (mlp, root) = (store.root() / "mlp", store.root());
     Embedding::new(&root / "words", 10, 64, Default::default()).unwrap();
     let up = Linear::new(&mlp / "up", 64, 128, Default::default()).unwrap();
@@ -52,6 +63,7 @@ fn load(config: &BnbQuantizationConfig, folder: &Path) -> accelerate::Result<Mod
 }
 
 fn input(kind: Kind) -> Tensor {
+    let _generator = generator();
     Tensor::randn([5, 64], (Kind::Float, Device::Cpu)).to_kind(kind)
 }
 
@@ -268,6 +280,29 @@ fn a_quantised_model_is_saved_and_loaded_again() {
         let error = load_and_quantize_model(&exact.store, &config, None, &LoadOptions::default()).unwrap_err();
         assert!(error.to_string().contains("is quantised already"), "{error}");
     }
+}
+
+#[test]
+fn weights_without_memory_become_the_codes_of_those_that_would_have_been_drawn() {
+    let quantised = |store: ParamStore| {
+        let _generator = generator();
+        tch::manual_seed(3);
+        let model = drawn(store);
+        load_and_quantize_model(&model.store, &four_bit(), None, &LoadOptions::default()).unwrap();
+        model
+    };
+    let (wanted, found) =
+        (quantised(ParamStore::new(Device::Cpu)), quantised(ParamStore::init_empty_weights(Device::Cpu)));
+    let wanted = wanted.store.state_dict().unwrap();
+    let state = found.store.state_dict().unwrap();
+    assert_eq!(state.len(), wanted.len());
+    for (name, tensor) in wanted.iter() {
+        assert_eq!(state.get(name).unwrap(), tensor, "{name}");
+    }
+    assert!(!found.up.weight.requires_grad() && found.head.weight.requires_grad());
+    // Nothing is left to be drawn.
+    found.store.materialize().unwrap();
+    assert_eq!(found.store.state_dict().unwrap().get("head.weight"), wanted.get("head.weight"));
 }
 
 /// Changes one tensor of a file, or takes it away.

@@ -5,7 +5,7 @@ use crate::files;
 use accelerate::checkpoint::{self, check_saved_files, checkpoint_shapes, load_checkpoint_in_model};
 use accelerate::nn::{LoadReport, Module, ParamStore, init};
 use accelerate::tch::{Device, Kind, Tensor};
-use accelerate::{Error, Result, nn};
+use accelerate::{BnbQuantizationConfig, Error, Result, load_and_quantize_model, nn};
 use serde::Deserialize;
 use std::collections::HashSet;
 use std::path::Path;
@@ -28,11 +28,15 @@ pub struct LoadOptions {
     /// have (`true`), or are they reported alone (`false`)? Default true; Transformers only warns. A wrong shape is an error
     /// always.
     pub strict: bool,
+    /// Has linear layers keep their weights as codes of 4 or 8 bits, as
+    /// [`load_and_quantize_model`] does: of files with numbers, or with codes. Weights become codes
+    /// one by one, so this takes the memory of the quantised model and of one tensor. Default: none.
+    pub quantization_config: Option<BnbQuantizationConfig>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { dtype: None, device: Device::Cpu, strict: true }
+        Self { dtype: None, device: Device::Cpu, strict: true, quantization_config: None }
     }
 }
 
@@ -93,7 +97,8 @@ pub trait PretrainedModel: Module + Sized {
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] for `config.json`; [`is_weights`](Error::is_weights) for weights that are absent, damaged, or do not fit.
+    /// A [`ConfigError`] for `config.json`; [`is_weights`](Error::is_weights) for weights that are absent, damaged, or do not fit;
+    /// [`is_config`](Error::is_config) for a `quantization_config` that contradicts itself or means no layer.
     fn from_pretrained(folder: impl AsRef<Path>, options: &LoadOptions) -> Result<(Self, LoadReport)> {
         let folder = folder.as_ref();
         check_saved_files(folder)?;
@@ -106,15 +111,20 @@ pub trait PretrainedModel: Module + Sized {
         store.to_kind(kind)?;
         let model = Self::from_config(&store.root(), &config)?;
         let found = Found::of::<Self>(folder)?;
-        found.check_shapes(&store)?;
         let std = config.initializer_range();
         let names = found.names.clone();
         store.set_param_init_fn(move |name, tensor| match names.contains(name) {
             true => Ok(()),
             false => new_values(name, tensor, std),
         });
+        let quantization = options.quantization_config.as_ref();
+        if quantization.is_none() {
+            found.check_shapes(&store)?;
+            store.materialize()?;
+        }
+        let report = found.load::<Self>(&store, folder, options.strict, quantization)?;
+        // What the files do not have: a new head.
         store.materialize()?;
-        let report = found.load::<Self>(&store, folder, options.strict)?;
         Ok((model, report))
     }
 }
@@ -126,7 +136,7 @@ pub trait PretrainedModel: Module + Sized {
 /// Those of [`PretrainedModel::from_pretrained`] for weights. Names and shapes are compared with the model before any tensor is
 /// read.
 pub fn load_weights<M: PretrainedModel>(store: &ParamStore, folder: &Path, strict: bool) -> Result<LoadReport> {
-    Found::of::<M>(folder)?.load::<M>(store, folder, strict)
+    Found::of::<M>(folder)?.load::<M>(store, folder, strict, None)
 }
 
 /// The names of tensors in `names`, a file's, as functions of these names: what they are called in the model.
@@ -172,7 +182,13 @@ impl Found {
         }
     }
 
-    fn load<M: PretrainedModel>(self, store: &ParamStore, folder: &Path, strict: bool) -> Result<LoadReport> {
+    fn load<M: PretrainedModel>(
+        self,
+        store: &ParamStore,
+        folder: &Path,
+        strict: bool,
+        quantization: Option<&BnbQuantizationConfig>,
+    ) -> Result<LoadReport> {
         let aliases = store.aliases();
         let has = |name: &str| {
             self.names.contains(name)
@@ -186,14 +202,26 @@ impl Found {
         let has_head = !head.is_empty() && self.names.iter().any(|name| name.starts_with(head));
         let is_head = |name: &String| M::HEADS.iter().any(|head| name.starts_with(head));
         let is_complete = own.iter().filter(|name| !has(name)).all(|name| is_head(name) && !has_head);
-        let is_known = |name: &String| aliases.contains_key(name) || own.contains(name) || M::is_of_no_use(name);
+        let is_part = |name: &String| quantization.is_some() && own.iter().any(|weight| is_part_of(name, weight));
+        let is_known =
+            |name: &String| aliases.contains_key(name) || own.contains(name) || is_part(name) || M::is_of_no_use(name);
         let has_strangers = !self.names.iter().all(is_known);
         let strict = strict && (has_strangers || !is_complete);
         let options = checkpoint::LoadOptions { strict, ..Default::default() }.key_map(self.map);
-        let mut report = load_checkpoint_in_model(store, folder, &options)?;
+        let mut report = match quantization {
+            Some(config) => load_and_quantize_model(store, config, Some(folder), &options)?,
+            None => load_checkpoint_in_model(store, folder, &options)?,
+        };
         report.unexpected_keys.retain(|name| !M::is_of_no_use(name));
         Ok(report)
     }
+}
+
+/// Is a tensor of a file one of those that bitsandbytes keeps beside the codes of this weight?
+fn is_part_of(name: &str, weight: &str) -> bool {
+    let is_beside = |layer: &str| name.strip_prefix(layer).is_some_and(|rest| matches!(rest, "SCB" | "weight_format"));
+    name.strip_prefix(weight).is_some_and(|rest| rest.starts_with('.'))
+        || weight.strip_suffix("weight").is_some_and(is_beside)
 }
 
 /// Weights that do not belong to the sizes beside them.

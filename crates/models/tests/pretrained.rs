@@ -1,14 +1,16 @@
 //! Models out of folders: what fits loads, whatever else is named, and nothing is half-loaded.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use accelerate::BnbQuantizationConfig;
 use accelerate::checkpoint::save_model_weights;
+use accelerate::lora::{LoraConfig, get_peft_model};
 use accelerate::nn::{Module, ParamStore};
 use accelerate::tch::{self, Device, Kind, Tensor};
 use accelerate_models::gpt2::{GPT2Config, GPT2LMHeadModel};
 use accelerate_models::llama::{LlamaConfig, LlamaForCausalLM};
 use accelerate_models::resnet::{ResNetConfig, ResNetForImageClassification};
 use accelerate_models::vit::{ViTConfig, ViTForImageClassification};
-use accelerate_models::{LoadOptions, PretrainedConfig, PretrainedModel};
+use accelerate_models::{CausalLMInput, LoadOptions, PretrainedConfig, PretrainedModel};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -59,6 +61,77 @@ fn check_round_trip<M: PretrainedModel>(config: &M::Config) {
     assert!(report.missing_keys.is_empty() && report.unexpected_keys.is_empty(), "{report:?}");
     assert_eq!(tensors(loaded.params()), tensors(model.params()));
     assert!(loaded.params().parameters().iter().all(|param| param.requires_grad()));
+}
+
+#[test]
+fn weights_become_codes_while_they_are_loaded() {
+    let config = LlamaConfig { hidden_size: 64, intermediate_size: 96, ..llama() }.with_heads(4, 2);
+    let (folder, model) = saved::<LlamaForCausalLM>(&config);
+    save_model_weights(model.params(), folder.path(), &Default::default()).unwrap();
+    for quantization in [
+        BnbQuantizationConfig { load_in_4bit: Some(true), bnb_4bit_use_double_quant: Some(true), ..Default::default() },
+        BnbQuantizationConfig { load_in_8bit: Some(true), ..Default::default() },
+    ] {
+        let options = LoadOptions { quantization_config: Some(quantization.clone()), ..Default::default() };
+        let (loaded, report) = LlamaForCausalLM::from_pretrained(folder.path(), &options).unwrap();
+        assert!(report.missing_keys.is_empty() && report.unexpected_keys.is_empty(), "{report:?}");
+        // The same as of a model that was loaded first.
+        let (wanted, _) = LlamaForCausalLM::from_pretrained(folder.path(), &LoadOptions::default()).unwrap();
+        accelerate::load_and_quantize_model(wanted.params(), &quantization, None, &Default::default()).unwrap();
+        assert_eq!(tensors(loaded.params()), tensors(wanted.params()), "{quantization:?}");
+        assert!(tensors(loaded.params()).len() > tensors(model.params()).len());
+        // And once more out of files that have codes.
+        let again = TempDir::new().unwrap();
+        fs::copy(folder.path().join("config.json"), again.path().join("config.json")).unwrap();
+        save_model_weights(loaded.params(), again.path(), &Default::default()).unwrap();
+        let (again, report) = LlamaForCausalLM::from_pretrained(again.path(), &options).unwrap();
+        assert!(report.missing_keys.is_empty() && report.unexpected_keys.is_empty(), "{report:?}");
+        assert_eq!(tensors(again.params()), tensors(loaded.params()), "{quantization:?}");
+    }
+}
+
+#[test]
+fn codes_and_adapters_reach_gpt2() {
+    let config = GPT2Config { n_embd: 64, ..gpt2() };
+    let (folder, model) = saved::<GPT2LMHeadModel>(&config);
+    save_model_weights(model.params(), folder.path(), &Default::default()).unwrap();
+    let four_bit = BnbQuantizationConfig { load_in_4bit: Some(true), ..Default::default() };
+    let options = LoadOptions { quantization_config: Some(four_bit), ..Default::default() };
+    let (loaded, _) = GPT2LMHeadModel::from_pretrained(folder.path(), &options).unwrap();
+    let input_ids = Tensor::from_slice2(&[[2i64, 7, 3, 1]]);
+    let forward = |model: &GPT2LMHeadModel| {
+        let labels = Some(input_ids.shallow_clone());
+        let input = CausalLMInput { input_ids: input_ids.shallow_clone(), attention_mask: None, labels };
+        model.forward(&input).unwrap()
+    };
+    model.params().eval();
+    loaded.params().eval();
+    let apart = (forward(&loaded).logits - forward(&model).logits).abs().max().double_value(&[]);
+    assert!(apart > 0.0 && apart < 0.1, "{apart}");
+    let lora = LoraConfig { target_modules: Some("all-linear".into()), ..Default::default() };
+    let peft = get_peft_model(loaded.params(), lora).unwrap();
+    let names = peft.targeted_module_names();
+    let layers = ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"];
+    let wanted: Vec<String> = (0..2).flat_map(|h| layers.map(|layer| format!("transformer.h.{h}.{layer}"))).collect();
+    assert_eq!(names, wanted);
+    forward(&loaded).loss.unwrap().backward();
+    let trained = loaded.params().trainable_parameters();
+    assert!(trained.len() == 16 && trained.iter().all(|param| param.grad().is_some()));
+}
+
+#[test]
+fn a_head_that_files_lack_is_new_in_a_quantised_model_as_well() {
+    let config = LlamaConfig { hidden_size: 64, intermediate_size: 96, ..llama() }.with_heads(4, 2);
+    let (folder, model) = saved::<LlamaForCausalLM>(&config);
+    write_as(model.params(), folder.path(), |name| name.strip_prefix("model.").map(str::to_owned));
+    let four_bit = BnbQuantizationConfig { load_in_4bit: Some(true), ..Default::default() };
+    let options = LoadOptions { quantization_config: Some(four_bit), ..Default::default() };
+    let (loaded, report) = LlamaForCausalLM::from_pretrained(folder.path(), &options).unwrap();
+    assert_eq!(report.missing_keys, ["lm_head.weight"]);
+    let tensors = tensors(loaded.params());
+    assert!(tensors.contains_key("model.layers.0.self_attn.q_proj.weight.absmax"), "{:?}", tensors.keys());
+    let std = tensors["lm_head.weight"].std(true).double_value(&[]);
+    assert!((std - config.initializer_range).abs() < config.initializer_range / 10.0, "{std}");
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! What can be said on the command line.
 
-use clap::{Parser, ValueEnum};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, ValueEnum};
 use std::ffi::OsString;
 use std::path::PathBuf;
 
@@ -14,6 +15,10 @@ Examples:
 
   causal_lm --model_name_or_path gpt2/ --train_file book.txt --block_size 256
       Fine-tunes a model that was downloaded from the Hub into a folder.
+
+  accelerate launch --num_processes 2 causal_lm --model_name_or_path tinyllama/ --train_file book.txt \
+      --load_in_4bit --lora_rank 16 --use_fsdp --gradient_checkpointing
+      Trains small matrices beside the weights of a large Llama (QLoRA), of which each process keeps half, in 4 bits.
 
   causal_lm --model_name_or_path gpt2/ --train_file train.bin --validation_file validation.bin
       The same on files of tokens, two bytes each with the lowest first.
@@ -47,7 +52,23 @@ pub struct Arguments {
     #[arg(long, value_enum, default_value_t = Model::Gpt2, conflicts_with = "model_name_or_path", help_heading = "Model")]
     pub model: Model,
 
-    /// Folder for the trained model; made if it is not there
+    /// Keep the weights of linear layers as codes of 4 bits (nf4, with scales in 8 bits), which are not trained: needs --lora_rank
+    #[arg(long = "load_in_4bit", help_heading = "Model")]
+    pub load_in_4bit: bool,
+
+    /// Train matrices of this rank beside all linear layers (LoRA) in place of the weights of --model_name_or_path
+    #[arg(long, value_name = "RANK", value_parser = at_least_one, help_heading = "Model")]
+    pub lora_rank: Option<usize>,
+
+    /// What is added by them is multiplied by this number over the rank [default: twice the rank]
+    #[arg(long, value_name = "NUMBER", value_parser = positive, help_heading = "Model")]
+    pub lora_alpha: Option<f64>,
+
+    /// Share of the inputs of these matrices that is set to zero at random in training
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share, help_heading = "Model")]
+    pub lora_dropout: f64,
+
+    /// Folder for the trained model, or for the matrices of --lora_rank alone; made if it is not there
     #[arg(long, value_name = "FOLDER", default_value = "causal_lm_output", help_heading = "Model")]
     pub output_dir: PathBuf,
 
@@ -61,7 +82,7 @@ pub struct Arguments {
 
     /// Largest learning rate; it grows from 0 over the first tenth of the steps, then falls back to 0
     ///
-    /// [default: 0.003 from scratch, 0.00005 with --model_name_or_path]
+    /// [default: 0.003 from scratch, 0.00005 with --model_name_or_path, 0.0002 with --lora_rank]
     #[arg(long, value_name = "RATE", value_parser = positive, help_heading = "Training")]
     pub learning_rate: Option<f64>,
 
@@ -92,6 +113,10 @@ pub struct Arguments {
     /// Number format of the forward pass; without it, what `accelerate launch` was told counts
     #[arg(long, value_enum, value_name = "FORMAT", help_heading = "Processes and devices")]
     pub mixed_precision: Option<Precision>,
+
+    /// Share the model between the processes (FSDP): each keeps a part of the weights, gradients and state
+    #[arg(long, help_heading = "Processes and devices")]
+    pub use_fsdp: bool,
 
     /// Use the processor even where there is a graphics card
     #[arg(long, help_heading = "Processes and devices")]
@@ -132,12 +157,41 @@ impl Arguments {
     /// # Ok::<(), clap::Error>(())
     /// ```
     pub fn parse_line(line: impl IntoIterator<Item = impl Into<OsString>>) -> Result<Self, clap::Error> {
-        Self::try_parse_from(line.into_iter().map(|argument| with_underscores(argument.into())))
+        let arguments = Self::try_parse_from(line.into_iter().map(|argument| with_underscores(argument.into())))?;
+        match arguments.contradiction() {
+            Some(text) => Err(Self::command().error(ErrorKind::ArgumentConflict, text)),
+            None => Ok(arguments),
+        }
+    }
+
+    /// What the options mean together makes no sense: why, and what to do.
+    fn contradiction(&self) -> Option<&'static str> {
+        let is_from_scratch = self.model_name_or_path.is_none();
+        let is_lora = self.lora_rank.is_some();
+        match self {
+            _ if self.load_in_4bit && !is_lora => Some(
+                "weights of 4 bits are not trained, so with --load_in_4bit alone nothing would learn; add --lora_rank 16, which trains \
+                 matrices beside them",
+            ),
+            _ if is_lora && is_from_scratch => Some(
+                "--lora_rank leaves the weights of the model as they are, and those of a model from scratch know nothing; give a \
+                 trained one by --model_name_or_path, or leave --lora_rank out",
+            ),
+            _ if !is_lora && (self.lora_alpha.is_some() || self.lora_dropout > 0.0) => Some(
+                "--lora_alpha and --lora_dropout are for the matrices of --lora_rank, of which there are none; add --lora_rank 16, or \
+                 leave them out",
+            ),
+            _ => None,
+        }
     }
 
     /// Largest learning rate, given or by default.
     pub fn learning_rate(&self) -> f64 {
-        self.learning_rate.unwrap_or(if self.model_name_or_path.is_some() { 5e-5 } else { 3e-3 })
+        self.learning_rate.unwrap_or(match (self.lora_rank, &self.model_name_or_path) {
+            (Some(_), _) => 2e-4,
+            (None, Some(_)) => 5e-5,
+            (None, None) => 3e-3,
+        })
     }
 }
 
@@ -164,6 +218,13 @@ fn at_least_one(text: &str) -> Result<usize, String> {
 
 fn at_least_two(text: &str) -> Result<usize, String> {
     at_least(text, 2)
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(number) if (0.0..1.0).contains(&number) => Ok(number),
+        _ => Err("wanted a number from 0, below 1".to_owned()),
+    }
 }
 
 fn positive(text: &str) -> Result<f64, String> {

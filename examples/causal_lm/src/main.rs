@@ -3,13 +3,14 @@
 //! `causal_lm --help` lists what it can be told; `README.md` beside this file shows how to start it.
 
 use accelerate::data::DataLoaderShard;
+use accelerate::lora::{LoraConfig, PeftModel, TaskType, get_peft_model};
 use accelerate::metrics::Perplexity;
 use accelerate::nn::ParamStore;
 use accelerate::optim::{AdamW, LinearWithWarmup, no_decay};
 use accelerate::tch::{self, Tensor};
 use accelerate::{
-    Accelerator, DataLoaderConfiguration, Error, MixedPrecision, PreparedModel, SaveModelOptions, main_println,
-    set_seed,
+    Accelerator, AutoWrapPolicy, BnbQuantizationConfig, DataLoaderConfiguration, Error, FullyShardedDataParallelPlugin,
+    MixedPrecision, PreparedModel, QuantType, SaveModelOptions, ShardingStrategy, main_println, set_seed,
 };
 use accelerate_models::gpt2::{GPT2Config, GPT2LMHeadModel};
 use accelerate_models::llama::{LlamaConfig, LlamaForCausalLM};
@@ -93,6 +94,14 @@ fn accelerator(arguments: &Arguments) -> accelerate::Result<Accelerator> {
             Precision::Bf16 => MixedPrecision::Bf16,
         });
     }
+    if arguments.use_fsdp {
+        builder = builder.fsdp_plugin(FullyShardedDataParallelPlugin {
+            sharding_strategy: Some(ShardingStrategy::FullShard),
+            // A layer is gathered while it is used.
+            auto_wrap_policy: Some(AutoWrapPolicy::TransformerBasedWrap),
+            ..Default::default()
+        });
+    }
     builder.build()
 }
 
@@ -125,8 +134,10 @@ fn go_on_from<M: CausalLM + PretrainedModel>(
     let config = M::Config::from_folder(folder)?;
     let tokens = Tokens::from_folder(folder, vocab_size(&config))?;
     // Weights are trained in float32, whatever they were saved in; mixed precision is for what is computed.
-    let options = LoadOptions { dtype: Some(tch::Kind::Float), device: accelerator.device(), ..Default::default() };
-    let (model, report) = M::from_pretrained(folder, &options)?;
+    let (dtype, device) = (Some(tch::Kind::Float), accelerator.device());
+    let quantization_config = arguments.load_in_4bit.then(four_bit);
+    let (model, report) =
+        M::from_pretrained(folder, &LoadOptions { dtype, device, quantization_config, ..Default::default() })?;
     if !report.missing_keys.is_empty() {
         main_println!(accelerator, "learned from scratch: {}", report.missing_keys.join(", "));
     }
@@ -138,6 +149,39 @@ fn go_on_from<M: CausalLM + PretrainedModel>(
     train(accelerator, arguments, model, &tokens, files)
 }
 
+/// As the article on QLoRA has it (arXiv 2305.14314). Products are computed in the type of their inputs.
+fn four_bit() -> BnbQuantizationConfig {
+    BnbQuantizationConfig {
+        load_in_4bit: Some(true),
+        bnb_4bit_quant_type: Some(QuantType::Nf4),
+        bnb_4bit_use_double_quant: Some(true),
+        ..Default::default()
+    }
+}
+
+/// Matrices beside all linear layers, if they were asked for; the weights of the model are frozen then.
+fn adapters<M: CausalLM>(
+    accelerator: &Accelerator,
+    arguments: &Arguments,
+    model: &M,
+) -> accelerate::Result<Option<PeftModel>> {
+    let Some(r) = arguments.lora_rank else { return Ok(None) };
+    let base = arguments.model_name_or_path.as_ref().map(|folder| folder.display().to_string());
+    let config = LoraConfig {
+        r,
+        lora_alpha: arguments.lora_alpha.unwrap_or(2.0 * r as f64),
+        lora_dropout: arguments.lora_dropout,
+        target_modules: Some("all-linear".into()),
+        task_type: Some(TaskType::CausalLm),
+        base_model_name_or_path: base,
+        ..Default::default()
+    };
+    let adapters = get_peft_model(model.params(), config)?;
+    let (trained, all) = adapters.num_parameters();
+    main_println!(accelerator, "{trained} of {all} numbers are trained");
+    Ok(Some(adapters))
+}
+
 fn train<M: CausalLM>(
     accelerator: &Accelerator,
     arguments: &Arguments,
@@ -146,6 +190,7 @@ fn train<M: CausalLM>(
     files: BTreeMap<String, Vec<u8>>,
 ) -> Result<()> {
     set_up(&model, arguments)?;
+    let adapters = adapters(accelerator, arguments, &model)?;
     let (train, validation) = Blocks::load(arguments, tokens)?;
     let prompt = match &arguments.prompt {
         Some(prompt) => tokens.encode(prompt)?,
@@ -191,7 +236,7 @@ fn train<M: CausalLM>(
             main_println!(accelerator, "sample: {text}");
         }
     }
-    save(accelerator, arguments, &model, files)
+    save(accelerator, arguments, &model, adapters.as_ref(), files)
 }
 
 /// Refuses blocks that the model has no positions for, and turns on what was asked for.
@@ -206,15 +251,21 @@ fn set_up<M: CausalLM>(model: &M, arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// Weights and sizes; the folder can be given to `--model_name_or_path`.
+/// Weights and sizes, so that the folder can be given to `--model_name_or_path`; of adapters, they alone.
 fn save<M: CausalLM>(
     accelerator: &Accelerator,
     arguments: &Arguments,
     model: &PreparedModel<M>,
+    adapters: Option<&PeftModel>,
     files: BTreeMap<String, Vec<u8>>,
 ) -> Result<()> {
     accelerator.wait_for_everyone()?;
     let folder = &arguments.output_dir;
+    if let Some(adapters) = adapters {
+        accelerator.save_adapter(adapters, folder, &Default::default())?;
+        main_println!(accelerator, "the adapter is in {}", folder.display());
+        return Ok(());
+    }
     accelerator.save_model(model, folder, &SaveModelOptions { files, ..Default::default() })?;
     main_println!(accelerator, "the model is in {}", folder.display());
     Ok(())

@@ -78,6 +78,41 @@ fn it_learns_samples_and_goes_on_from_what_it_has_saved() {
 }
 
 #[test]
+fn adapters_are_trained_beside_codes_however_they_are_kept() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    write_text(Path::new(&path("train.txt")), 3000);
+    let (file, base, out) = (path("train.txt"), path("base"), path("adapter"));
+    let data = ["--train_file", &file, "--block_size", "16", "--cpu", "--sample_tokens", "5", "--num_epochs", "1"];
+    output_of(1, &[&data[..], &["--model", "llama", "--output_dir", &base]].concat());
+    let weights = std::fs::read(path("base/model.safetensors")).unwrap();
+    let mut all = Vec::new();
+    // The same batches of all processes together, so the same perplexities.
+    for (num_processes, batch_size, more) in [
+        (1, "12", &["--load_in_4bit"][..]),
+        (2, "6", &["--load_in_4bit"]),
+        (2, "6", &["--load_in_4bit", "--use_fsdp"]),
+        (3, "4", &["--load_in_4bit", "--use_fsdp", "--gradient_checkpointing"]),
+        (2, "6", &["--use_fsdp", "--lora_alpha", "8", "--lora_dropout", "0.1"]),
+    ] {
+        let lora =
+            ["--model_name_or_path", &base, "--output_dir", &out, "--lora_rank", "4", "--batch_size", batch_size];
+        let printed = output_of(num_processes, &[&data[..], &lora, &["--learning_rate", "0.002"], more].concat());
+        assert!(printed.contains("numbers are trained") && printed.contains("the adapter is in"), "{printed}");
+        all.extend(perplexities(&printed));
+        let saved = std::fs::read_to_string(path("adapter/adapter_config.json")).unwrap();
+        assert!(saved.contains("\"r\": 4") && saved.contains("CAUSAL_LM"), "{saved}");
+        assert!(!Path::new(&path("adapter/model.safetensors")).exists());
+        std::fs::remove_dir_all(&out).unwrap();
+    }
+    assert_eq!(all.len(), 5, "{all:?}");
+    for found in &all[1..4] {
+        assert!((found - all[0]).abs() < 2e-3 * all[0], "{all:?}");
+    }
+    assert_eq!(std::fs::read(path("base/model.safetensors")).unwrap(), weights);
+}
+
+#[test]
 fn files_that_do_not_fit_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
@@ -86,12 +121,16 @@ fn files_that_do_not_fit_are_named() {
     std::fs::create_dir(path("model")).unwrap();
     std::fs::write(path("model/config.json"), r#"{"model_type": "bert"}"#).unwrap();
     let (short, tokens, model, out) = (path("short.txt"), path("tokens.bin"), path("model"), path("out"));
-    let rows: [(&[&str], &str); 5] = [
+    let rows: [(&[&str], &str); 9] = [
         (&["--train_file", &short, "--validation_file", &short], "short.txt is too short"),
         (&["--train_file", &tokens], "give a --validation_file as well"),
         (&["--train_file", "absent.txt", "--validation_file", &short], "could not read absent.txt"),
         (&["--model_name_or_path", &model], "the model_type \"bert\" does not continue texts here"),
         (&["--block_size", "1"], "wanted a whole number from 2"),
+        (&["--load_in_4bit", "--model_name_or_path", &model], "add --lora_rank 16"),
+        (&["--lora_rank", "4"], "give a trained one by --model_name_or_path"),
+        (&["--lora_alpha", "4", "--model_name_or_path", &model], "of which there are none; add --lora_rank 16"),
+        (&["--lora_rank", "0", "--model_name_or_path", &model], "wanted a whole number from 1"),
     ];
     for (args, part) in rows {
         let output =

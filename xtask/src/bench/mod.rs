@@ -11,6 +11,7 @@ mod generate;
 mod launch;
 mod loader;
 mod offload;
+mod qlora;
 mod quant;
 mod record;
 mod step;
@@ -52,6 +53,8 @@ enum What {
     Fsdp,
     /// Peak memory of a model that two ranks share, over what it should be (MiB)
     Memory,
+    /// Peak memory of two ranks that fine-tune a model of 1.1 billion parameters in 4 bits, over 3 GiB (MiB)
+    Qlora,
     /// A step of an optimizer whose state is on a disk, over what the disk takes to move it (milliseconds)
     Offload,
     /// A forward pass of a model whose weights are on a disk, in the page cache and not (milliseconds; drops the page cache, as root)
@@ -116,6 +119,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if wants(What::Memory) {
         fsdp::memory(rounds, &mut races)?;
+    }
+    if wants(What::Qlora) {
+        qlora::memory(rounds, &mut races)?;
     }
     if wants(What::Offload) {
         offload::races(rounds, &mut races)?;

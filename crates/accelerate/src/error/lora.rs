@@ -34,7 +34,9 @@ pub(crate) enum LoraError {
         "two of these adapters have a copy of {path} (modules_to_save), and a layer is computed by one; activate one of them"
     )]
     TwoCopies { path: String },
-    #[error("{path} is a {kind}, which is always computed in the same way; adapters go on Linear and Embedding layers")]
+    #[error(
+        "{path} is a {kind}, which is always computed in the same way; adapters go on Linear, Conv1D and Embedding layers"
+    )]
     NoKernel { path: String, kind: &'static str },
     #[error(
         "{operation} does not go while adapters are merged ({}); call unmerge_adapter first",

@@ -236,6 +236,12 @@ pub(crate) enum NnError {
     )]
     BeyondFloat16 { parameter: String },
 
+    #[error(
+        "{path} is a Conv1D, whose weight is stored transposed, and with llm_int8_has_fp16_weight it would stay as it is; leave that setting \
+         out, or skip the layer (llm_int8_skip_modules)"
+    )]
+    Conv1DInFp16 { path: String },
+
     #[error("{parameter} is quantised already; load the weights into a model that was made anew")]
     AlreadyQuantized { parameter: String },
 

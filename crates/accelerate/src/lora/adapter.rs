@@ -3,6 +3,7 @@
 use super::kernels::{LayerAdapter, LayerCopy};
 use super::layers::model_biases;
 use crate::error::{LoraError, NnError, Result};
+use crate::messages;
 use crate::nn::{AnyLayer, Init, Param, ParamStore, Path, default_bias};
 use accelerate_core::lora::{
     AdaptedLayer, AdapterTensor, InitLoraWeights, LayerEntry, LoraBias, LoraConfig, Resolved, file_key,
@@ -38,6 +39,15 @@ impl Adapter {
     /// Registers the parameters of an adapter, frozen. Nothing stays registered where that fails.
     pub(super) fn new(model: &Model<'_>, name: &str, config: LoraConfig, widens: bool) -> Result<Self> {
         let resolved = config.resolve(model.entries)?;
+        // As PEFT does it, the configuration says how the weights of the layers are stored.
+        let is_conv1d = |adapted: &AdaptedLayer| matches!(model.layers[adapted.layer].1, AnyLayer::Conv1D(_));
+        let fan_in_fan_out = resolved.layers.iter().any(is_conv1d);
+        if config.fan_in_fan_out && !fan_in_fan_out {
+            messages::warning!(
+                "adapter {name}: fan_in_fan_out has no effect, these linear layers are kept as [out_features, in_features]"
+            );
+        }
+        let config = LoraConfig { fan_in_fan_out, ..config };
         let mut maker = Maker { model, adapter: name, config: &config, widens, made: Vec::new() };
         let made = maker.layers(&resolved).and_then(|layers| Ok((layers, maker.copies(&resolved)?)));
         let own = maker.made;
@@ -78,10 +88,7 @@ pub(super) fn biases(model: &Model<'_>, config: &LoraConfig, resolved: &Resolved
         LoraBias::None => Vec::new(),
         LoraBias::All => model_biases(model.store),
         LoraBias::LoraOnly => {
-            let bias = |adapted: &AdaptedLayer| match &model.layers[adapted.layer].1 {
-                AnyLayer::Linear(linear) => linear.bias.clone(),
-                _ => None,
-            };
+            let bias = |adapted: &AdaptedLayer| model.layers[adapted.layer].1.linear()?.bias().cloned();
             resolved.layers.iter().filter_map(bias).collect()
         }
     }
@@ -114,23 +121,28 @@ impl Maker<'_> {
                 let a = self.param(&path, &format!("lora_embedding_A.{adapter}"), a, kind)?;
                 (a, self.param(&path, &format!("lora_embedding_B.{adapter}"), b, kind)?, None)
             }
-            AnyLayer::Linear(linear) => {
-                let (a, b, bias) = self.drawn_for_linear(r, &linear.weight)?;
-                let kind = self.kind(&linear.weight);
+            other => {
+                let Some(linear) = other.linear() else {
+                    return Err(LoraError::NoKernel { path: path.name().to_owned(), kind: other.kind() }.into());
+                };
+                let (a, b, bias) = self.drawn_for_linear(r, linear.sizes())?;
+                let kind = self.kind(linear.weight());
                 let a = self.param(&path, &format!("lora_A.{adapter}.weight"), a, kind)?;
                 let b = self.param(&path, &format!("lora_B.{adapter}.weight"), b, kind)?;
                 let bias = bias.map(|bias| self.param(&path, &format!("lora_B.{adapter}.bias"), bias, kind));
                 (a, b, bias.transpose()?)
             }
-            other => return Err(LoraError::NoKernel { path: path.name().to_owned(), kind: other.kind() }.into()),
         };
         let training = self.model.store.training_flag();
         Ok(LayerAdapter { a, b, bias, scaling: adapted.scaling, dropout: self.config.lora_dropout, training })
     }
 
     /// Two new linear layers of PyTorch, of which the first is filled once more.
-    fn drawn_for_linear(&self, r: i64, weight: &Param) -> Result<(Tensor, Tensor, Option<Tensor>)> {
-        let [out_features, in_features] = sizes(weight);
+    fn drawn_for_linear(
+        &self,
+        r: i64,
+        [out_features, in_features]: [i64; 2],
+    ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
         let (a, b) = (empty(&[r, in_features])?, empty(&[out_features, r])?);
         Init::default_weight().apply(&a)?;
         Init::default_weight().apply(&b)?;
@@ -169,14 +181,16 @@ impl Maker<'_> {
         for &position in &resolved.saved {
             let (path, layer) = &self.model.layers[position];
             let path = self.path(path).sub("modules_to_save").sub(self.adapter);
-            let (weight, bias) = match layer {
-                AnyLayer::Linear(linear) => (&linear.weight, linear.bias.as_ref()),
-                AnyLayer::Embedding(embedding) => (&embedding.weight, None),
-                other => return Err(LoraError::NoKernel { path: path.name().to_owned(), kind: other.kind() }.into()),
+            let (weight, bias, is_transposed) = match (layer, layer.linear()) {
+                (_, Some(linear)) => (linear.weight().clone(), linear.bias().cloned(), linear.is_transposed()),
+                (AnyLayer::Embedding(embedding), None) => (embedding.weight.clone(), None, false),
+                (other, None) => {
+                    return Err(LoraError::NoKernel { path: path.name().to_owned(), kind: other.kind() }.into());
+                }
             };
-            let weight = self.copy(&path, "weight", weight)?;
-            let bias = bias.map(|bias| self.copy(&path, "bias", bias)).transpose()?;
-            copies.insert(position, Arc::new(LayerCopy { weight, bias }));
+            let weight = self.copy(&path, "weight", &weight)?;
+            let bias = bias.map(|bias| self.copy(&path, "bias", &bias)).transpose()?;
+            copies.insert(position, Arc::new(LayerCopy { weight, bias, is_transposed }));
         }
         Ok(copies)
     }

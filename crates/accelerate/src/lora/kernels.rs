@@ -1,7 +1,10 @@
-//! What computes a layer that has adapters: the kernel that was there before, and what the active adapters add to it.
+//! What computes a layer that has adapters: the layer's kernel, and what the active adapters add to it.
 
 use crate::error::Result;
-use crate::nn::{DenseEmbeddingKernel, DenseKernel, EmbeddingKernel, LinearKernel, Param, TrainingFlag, padding_row};
+use crate::nn::{
+    AroundEmbedding, AroundLinear, DenseEmbeddingKernel, DenseKernel, EmbeddingKernel, LinearKernel, Param,
+    TrainingFlag, TransposedKernel, padding_row,
+};
 use std::sync::{Arc, Mutex, PoisonError};
 use tch::{Kind, Tensor};
 use torch_ext::scalar;
@@ -25,6 +28,26 @@ pub(super) struct LayerAdapter {
 pub(super) struct LayerCopy {
     pub(super) weight: Param,
     pub(super) bias: Option<Param>,
+    /// Is the weight `[in_features, out_features]`?
+    pub(super) is_transposed: bool,
+}
+
+/// Weight and bias of a layer into which adapters are merged.
+#[derive(Debug)]
+pub(super) struct Merged {
+    /// As the layer stores its own.
+    pub(super) weight: Tensor,
+    pub(super) bias: Option<Tensor>,
+    /// Is the weight `[in_features, out_features]`?
+    pub(super) is_transposed: bool,
+}
+
+impl Merged {
+    pub(super) fn shallow_clone(&self) -> Self {
+        let Self { weight, bias, is_transposed } = self;
+        let bias = bias.as_ref().map(Tensor::shallow_clone);
+        Self { weight: weight.shallow_clone(), bias, is_transposed: *is_transposed }
+    }
 }
 
 /// What a layer computes.
@@ -38,7 +61,7 @@ pub(super) enum Mode {
     /// An adapter's own copy in place of the layer.
     Copy(Arc<LayerCopy>),
     /// A weight into which adapters are merged; the layer's own stays as it is.
-    Merged { weight: Tensor, bias: Option<Tensor> },
+    Merged(Merged),
 }
 
 impl Mode {
@@ -47,9 +70,7 @@ impl Mode {
             Self::Base => Self::Base,
             Self::Adapters(adapters) => Self::Adapters(Arc::clone(adapters)),
             Self::Copy(copy) => Self::Copy(Arc::clone(copy)),
-            Self::Merged { weight, bias } => {
-                Self::Merged { weight: weight.shallow_clone(), bias: bias.as_ref().map(Tensor::shallow_clone) }
-            }
+            Self::Merged(merged) => Self::Merged(merged.shallow_clone()),
         }
     }
 }
@@ -70,46 +91,60 @@ impl SharedMode {
     }
 }
 
-/// The kernel of a linear layer with adapters. It holds parameters, and not the store.
+/// Goes around the kernel of a linear layer with adapters. It holds parameters, and not the store.
 #[derive(Debug)]
 pub(super) struct LoraLinear {
-    pub(super) base: Arc<dyn LinearKernel>,
     pub(super) mode: SharedMode,
 }
 
-impl LinearKernel for LoraLinear {
-    fn linear(&self, input: &Tensor, weight: &Param, bias: Option<&Param>) -> Result<Tensor> {
+impl AroundLinear for LoraLinear {
+    fn linear(
+        &self,
+        kernel: &dyn LinearKernel,
+        input: &Tensor,
+        weight: &Param,
+        bias: Option<&Param>,
+    ) -> Result<Tensor> {
         match self.mode.get() {
-            Mode::Base => self.base.linear(input, weight, bias),
+            Mode::Base => kernel.linear(input, weight, bias),
+            Mode::Copy(copy) if copy.is_transposed => TransposedKernel.linear(input, &copy.weight, copy.bias.as_ref()),
             Mode::Copy(copy) => DenseKernel.linear(input, &copy.weight, copy.bias.as_ref()),
-            Mode::Merged { weight, bias } => Ok(input.f_linear(&weight, bias)?),
+            Mode::Merged(Merged { weight, bias, is_transposed }) => {
+                let weight = if is_transposed { weight.f_transpose(0, 1)? } else { weight };
+                Ok(input.f_linear(&weight, bias)?)
+            }
             Mode::Adapters(adapters) => {
-                let output = self.base.linear(input, weight, bias)?;
+                let output = kernel.linear(input, weight, bias)?;
                 add_each(output, &adapters, |adapter| adapter.linear(input))
             }
         }
     }
 }
 
-/// The kernel of an embedding with adapters.
+/// Goes around the kernel of an embedding with adapters.
 #[derive(Debug)]
 pub(super) struct LoraEmbedding {
-    pub(super) base: Arc<dyn EmbeddingKernel>,
     pub(super) mode: SharedMode,
 }
 
-impl EmbeddingKernel for LoraEmbedding {
-    fn embedding(&self, indices: &Tensor, weight: &Param, padding_idx: Option<i64>) -> Result<Tensor> {
+impl AroundEmbedding for LoraEmbedding {
+    fn embedding(
+        &self,
+        kernel: &dyn EmbeddingKernel,
+        indices: &Tensor,
+        weight: &Param,
+        padding_idx: Option<i64>,
+    ) -> Result<Tensor> {
         let num_embeddings = weight.shape().first().copied().unwrap_or_default();
         let padding_row = || padding_row(padding_idx, num_embeddings, weight.name());
         match self.mode.get() {
-            Mode::Base => self.base.embedding(indices, weight, padding_idx),
+            Mode::Base => kernel.embedding(indices, weight, padding_idx),
             Mode::Copy(copy) => DenseEmbeddingKernel.embedding(indices, &copy.weight, padding_idx),
-            Mode::Merged { weight, .. } => {
+            Mode::Merged(Merged { weight, .. }) => {
                 Ok(Tensor::f_embedding(&weight, indices, padding_row()?.unwrap_or(-1), false, false)?)
             }
             Mode::Adapters(adapters) => {
-                let output = self.base.embedding(indices, weight, padding_idx)?;
+                let output = kernel.embedding(indices, weight, padding_idx)?;
                 let padding_row = padding_row()?;
                 add_each(output, &adapters, |adapter| adapter.embedding(indices, padding_row))
             }
@@ -149,15 +184,16 @@ impl LayerAdapter {
         Ok(rows.f_matmul(&self.b.get()?.f_transpose(0, 1)?)?)
     }
 
-    /// What the adapter adds to the weight of its layer, `[out_features, in_features]` or `[num_embeddings, embedding_dim]`, in
+    /// What the adapter adds to the weight of its layer, `[out_features, in_features]`, or transposed, as an embedding's
+    /// `[num_embeddings, embedding_dim]`, in
     /// the element type of the adapter. As PEFT does it: half precision is multiplied in float32 on the CPU.
-    pub(super) fn delta(&self, is_embedding: bool) -> Result<Tensor> {
+    pub(super) fn delta(&self, is_transposed: bool) -> Result<Tensor> {
         let (a, b) = (self.a.full_tensor()?, self.b.full_tensor()?);
         let kind = b.f_kind()?;
         let is_half = matches!(kind, Kind::Half | Kind::BFloat16) && !b.device().is_cuda();
         let wide = |tensor: Tensor| if is_half { tensor.f_to_kind(Kind::Float) } else { Ok(tensor) };
         let product = wide(b)?.f_matmul(&wide(a)?)?;
-        let product = if is_embedding { product.f_transpose(0, 1)? } else { product };
+        let product = if is_transposed { product.f_transpose(0, 1)? } else { product };
         Ok(scalar::mul(&product, self.scaling)?.f_to_kind(kind)?)
     }
 }

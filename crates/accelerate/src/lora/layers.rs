@@ -1,7 +1,7 @@
 //! The layers of a model as adapters see them.
 
 use super::kernels::{LoraEmbedding, LoraLinear, SharedMode};
-use crate::nn::{AnyLayer, Embedding, EmbeddingKernel, Linear, LinearKernel, Param, ParamStore};
+use crate::nn::{AnyLayer, Embedding, LinearLayer, Param, ParamStore};
 use accelerate_core::lora::{LayerEntry, LayerKind};
 use std::sync::Arc;
 
@@ -13,57 +13,61 @@ pub(super) struct Wrapped {
     pub(super) mode: SharedMode,
 }
 
-/// The layer, with the kernel that it had before.
+/// The layer itself.
 #[derive(Debug)]
 pub(super) enum WrappedLayer {
-    Linear(Linear, Arc<dyn LinearKernel>),
-    Embedding(Embedding, Arc<dyn EmbeddingKernel>),
+    Linear(LinearLayer),
+    Embedding(Embedding),
 }
 
 impl Wrapped {
-    /// Puts a kernel around that of the layer; nothing for a layer that is neither linear nor an embedding.
+    /// Goes around the kernel of the layer; nothing for a layer that is neither linear nor an embedding.
     pub(super) fn new(path: String, layer: &AnyLayer) -> Option<Self> {
         let mode = SharedMode::default();
         let layer = match layer {
-            AnyLayer::Linear(linear) => {
-                let base = linear.kernel();
-                linear.set_kernel(Arc::new(LoraLinear { base: Arc::clone(&base), mode: mode.clone() }));
-                WrappedLayer::Linear(linear.clone(), base)
-            }
             AnyLayer::Embedding(embedding) => {
-                let base = embedding.kernel();
-                embedding.set_kernel(Arc::new(LoraEmbedding { base: Arc::clone(&base), mode: mode.clone() }));
-                WrappedLayer::Embedding(embedding.clone(), base)
+                embedding.set_around(Some(Arc::new(LoraEmbedding { mode: mode.clone() })));
+                WrappedLayer::Embedding(embedding.clone())
             }
-            _ => return None,
+            other => {
+                let linear = other.linear()?;
+                linear.set_around(Some(Arc::new(LoraLinear { mode: mode.clone() })));
+                WrappedLayer::Linear(linear)
+            }
         };
         Some(Self { path, layer, mode })
     }
 
-    /// Puts the kernel back that the layer had before.
+    /// Leaves the layer to its kernel.
     pub(super) fn unwrap(&self) {
         match &self.layer {
-            WrappedLayer::Linear(linear, base) => linear.set_kernel(Arc::clone(base)),
-            WrappedLayer::Embedding(embedding, base) => embedding.set_kernel(Arc::clone(base)),
+            WrappedLayer::Linear(linear) => linear.set_around(None),
+            WrappedLayer::Embedding(embedding) => embedding.set_around(None),
         }
     }
 
     pub(super) fn weight(&self) -> &Param {
         match &self.layer {
-            WrappedLayer::Linear(linear, _) => &linear.weight,
-            WrappedLayer::Embedding(embedding, _) => &embedding.weight,
+            WrappedLayer::Linear(linear) => linear.weight(),
+            WrappedLayer::Embedding(embedding) => &embedding.weight,
         }
     }
 
     pub(super) fn bias(&self) -> Option<&Param> {
         match &self.layer {
-            WrappedLayer::Linear(linear, _) => linear.bias.as_ref(),
-            WrappedLayer::Embedding(..) => None,
+            WrappedLayer::Linear(linear) => linear.bias(),
+            WrappedLayer::Embedding(_) => None,
         }
     }
 
-    pub(super) fn is_embedding(&self) -> bool {
-        matches!(self.layer, WrappedLayer::Embedding(..))
+    /// Is its weight `[in_features, out_features]` now?
+    pub(super) fn is_transposed(&self) -> bool {
+        matches!(&self.layer, WrappedLayer::Linear(linear) if linear.is_transposed())
+    }
+
+    /// Is what adapters add to it the transposed product of their matrices?
+    pub(super) fn adds_transposed(&self) -> bool {
+        matches!(self.layer, WrappedLayer::Embedding(_)) || self.is_transposed()
     }
 }
 
@@ -77,15 +81,17 @@ pub(super) fn entries(layers: &[(String, AnyLayer)]) -> Vec<LayerEntry> {
         })
         .collect();
     let entry = |(path, layer): &(String, AnyLayer)| match layer {
-        AnyLayer::Linear(linear) => LayerEntry {
-            has_bias: linear.bias.is_some(),
-            is_tied: tables.iter().any(|table| table.is_same(&linear.weight)),
-            ..LayerEntry::new(path.clone(), LayerKind::Linear, two_sizes(&linear.weight))
-        },
         AnyLayer::Embedding(embedding) => {
             LayerEntry::new(path.clone(), LayerKind::Embedding, two_sizes(&embedding.weight))
         }
-        other => LayerEntry::new(path.clone(), LayerKind::Other(other.kind().to_owned()), [0, 0]),
+        other => match other.linear() {
+            Some(linear) => LayerEntry {
+                has_bias: linear.bias().is_some(),
+                is_tied: tables.iter().any(|table| table.is_same(linear.weight())),
+                ..LayerEntry::new(path.clone(), LayerKind::Linear, linear.sizes().map(|size| size.max(0) as usize))
+            },
+            None => LayerEntry::new(path.clone(), LayerKind::Other(other.kind().to_owned()), [0, 0]),
+        },
     };
     layers.iter().map(entry).collect()
 }

@@ -4,6 +4,7 @@
 //! checkpoint that is saved meanwhile has the model's own weights, and a weight that two layers share is merged for one of them.
 
 use super::PeftModel;
+use super::kernels::Merged;
 use super::layers::Wrapped;
 use super::model::{Inner, State, distinct};
 use crate::error::{LoraError, Result};
@@ -11,9 +12,6 @@ use crate::nn::Param;
 use std::collections::BTreeMap;
 use tch::Tensor;
 use torch_ext::scalar;
-
-/// Weight and bias of a layer.
-type Merged = (Tensor, Option<Tensor>);
 
 /// The adapters that are merged, in order, and the layers that they are merged into, by position.
 pub(super) type MergedAdapters = (Vec<String>, BTreeMap<usize, Merged>);
@@ -120,7 +118,7 @@ impl PeftModel {
     /// The parameters that change, with their new values.
     fn new_weights(&self, state: &State, merged: &BTreeMap<usize, Merged>) -> Result<Vec<(Param, Tensor)>> {
         let mut changed: Vec<(Param, Tensor)> = Vec::new();
-        for (position, (weight, bias)) in merged {
+        for (position, Merged { weight, bias, .. }) in merged {
             let Some(wrapped) = state.wrapped.get(position) else { continue };
             changed.push((wrapped.weight().clone(), weight.shallow_clone()));
             if let (Some(param), Some(bias)) = (wrapped.bias(), bias) {
@@ -176,7 +174,7 @@ impl State {
             let mut bias = wrapped.bias().map(copied).transpose()?;
             let kind = weight.f_kind()?;
             for (name, adapter) in adapters {
-                let _ = weight.f_add_(&adapter.delta(wrapped.is_embedding())?.f_to_kind(kind)?)?;
+                let _ = weight.f_add_(&adapter.delta(wrapped.adds_transposed())?.f_to_kind(kind)?)?;
                 if let Some(own) = &adapter.bias {
                     let Some(bias) = &mut bias else {
                         return Err(LoraError::MergedWithoutBias { path: wrapped.path.clone() }.into());
@@ -185,7 +183,7 @@ impl State {
                 }
                 check_finite(&weight, name, &wrapped.path)?;
             }
-            merged.insert(*position, (weight, bias));
+            merged.insert(*position, Merged { weight, bias, is_transposed: wrapped.is_transposed() });
         }
         Ok(merged)
     }

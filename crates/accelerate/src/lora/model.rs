@@ -13,7 +13,6 @@ use accelerate_core::lora::{LayerEntry, LoraBias, LoraConfig, Modules, Resolved,
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tch::Tensor;
 
 /// What the first adapter is called.
 pub(super) const DEFAULT: &str = "default";
@@ -342,12 +341,6 @@ fn tell(adapter: &Adapter) {
     for (field, name) in &adapter.resolved.unmatched {
         messages::warning!("adapter {}: {field} has {name:?}, which means no layer of the model", adapter.name);
     }
-    if adapter.config.fan_in_fan_out {
-        messages::warning!(
-            "adapter {}: fan_in_fan_out has no effect, linear layers are kept as [out_features, in_features]",
-            adapter.name
-        );
-    }
 }
 
 impl State {
@@ -388,12 +381,7 @@ impl State {
             return Mode::Copy(Arc::clone(copy));
         }
         if let Some((_, merged)) = &self.merged {
-            return match merged.get(&position) {
-                Some((weight, bias)) => {
-                    Mode::Merged { weight: weight.shallow_clone(), bias: bias.as_ref().map(Tensor::shallow_clone) }
-                }
-                None => Mode::Base,
-            };
+            return merged.get(&position).map_or(Mode::Base, |merged| Mode::Merged(merged.shallow_clone()));
         }
         let adapters: Vec<_> = active().filter_map(|adapter| adapter.layers.get(&position).cloned()).collect();
         if adapters.is_empty() { Mode::Base } else { Mode::Adapters(adapters.into()) }

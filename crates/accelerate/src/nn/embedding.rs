@@ -22,6 +22,18 @@ pub trait EmbeddingKernel: Send + Sync + Debug {
     fn embedding(&self, indices: &Tensor, weight: &Param, padding_idx: Option<i64>) -> Result<Tensor>;
 }
 
+/// What goes around the kernel of an embedding, whichever that is when the layer is used.
+pub(crate) trait AroundEmbedding: Send + Sync + Debug {
+    /// As [`EmbeddingKernel::embedding`], with `kernel` for the layer's own lookup.
+    fn embedding(
+        &self,
+        kernel: &dyn EmbeddingKernel,
+        indices: &Tensor,
+        weight: &Param,
+        padding_idx: Option<i64>,
+    ) -> Result<Tensor>;
+}
+
 /// libtorch's own `embedding`. The gradient of a table of which ranks own shards has the rows that were used alone.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DenseEmbeddingKernel;
@@ -70,7 +82,7 @@ pub struct Embedding {
     pub weight: Param,
     /// The row without gradient. A negative number counts from the last one.
     pub padding_idx: Option<i64>,
-    kernel: SharedKernel<dyn EmbeddingKernel>,
+    kernel: SharedKernel<dyn EmbeddingKernel, dyn AroundEmbedding>,
 }
 
 impl Embedding {
@@ -94,20 +106,24 @@ impl Embedding {
 
     /// A layer over a table that exists already. Its padding row is left as it is.
     pub fn from_params(path: impl Borrow<Path>, weight: Param, config: EmbeddingConfig) -> Self {
-        let kernel = SharedKernel::<dyn EmbeddingKernel>::new(Arc::new(DenseEmbeddingKernel));
+        let kernel = SharedKernel::<dyn EmbeddingKernel, dyn AroundEmbedding>::new(Arc::new(DenseEmbeddingKernel));
         let layer = Self { weight, padding_idx: config.padding_idx, kernel };
         path.borrow().register_layer(AnyLayer::Embedding(layer.clone()));
         layer
     }
 
-    /// Looks rows up in another way from now on, in all clones of the layer.
+    /// Looks rows up in another way from now on, in all clones of the layer. Adapters that the layer has stay around it.
     pub fn set_kernel(&self, kernel: Arc<dyn EmbeddingKernel>) {
         self.kernel.set(kernel);
     }
 
-    /// How rows are looked up.
+    /// How rows are looked up, without adapters.
     pub fn kernel(&self) -> Arc<dyn EmbeddingKernel> {
         self.kernel.get()
+    }
+
+    pub(crate) fn set_around(&self, around: Option<Arc<dyn AroundEmbedding>>) {
+        self.kernel.set_around(around);
     }
 
     /// Sets the padding row to zero, as after an initialisation of one's own.
@@ -124,7 +140,10 @@ impl Embedding {
     /// # Errors
     /// An index outside of the table; indices that are not int64 or int32.
     pub fn forward(&self, indices: &Tensor) -> Result<Tensor> {
-        self.kernel.get().embedding(indices, &self.weight, self.padding_idx)
+        match self.kernel.both() {
+            (kernel, None) => kernel.embedding(indices, &self.weight, self.padding_idx),
+            (kernel, Some(around)) => around.embedding(&*kernel, indices, &self.weight, self.padding_idx),
+        }
     }
 }
 

@@ -48,6 +48,13 @@ pub trait LinearKernel: Send + Sync + Debug {
     fn linear(&self, input: &Tensor, weight: &Param, bias: Option<&Param>) -> Result<Tensor>;
 }
 
+/// What goes around the kernel of a linear layer, whichever that is when the layer is used.
+pub(crate) trait AroundLinear: Send + Sync + Debug {
+    /// As [`LinearKernel::linear`], with `kernel` for the layer's own product.
+    fn linear(&self, kernel: &dyn LinearKernel, input: &Tensor, weight: &Param, bias: Option<&Param>)
+    -> Result<Tensor>;
+}
+
 /// libtorch's own `linear`. The gradient of a large weight of which ranks own shards is made in pieces, as they are sent.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DenseKernel;
@@ -112,7 +119,7 @@ pub struct Linear {
     pub weight: Param,
     /// `[out_features]`.
     pub bias: Option<Param>,
-    kernel: SharedKernel<dyn LinearKernel>,
+    kernel: SharedKernel<dyn LinearKernel, dyn AroundLinear>,
 }
 
 impl Linear {
@@ -147,14 +154,18 @@ impl Linear {
         layer
     }
 
-    /// Computes the product in another way from now on, in all clones of the layer.
+    /// Computes the product in another way from now on, in all clones of the layer. Adapters that the layer has stay around it.
     pub fn set_kernel(&self, kernel: Arc<dyn LinearKernel>) {
         self.kernel.set(kernel);
     }
 
-    /// How the product is computed.
+    /// How the product is computed, without adapters.
     pub fn kernel(&self) -> Arc<dyn LinearKernel> {
         self.kernel.get()
+    }
+
+    pub(crate) fn set_around(&self, around: Option<Arc<dyn AroundLinear>>) {
+        self.kernel.set_around(around);
     }
 
     /// Size of the last dim of the input.
@@ -172,7 +183,10 @@ impl Linear {
     /// # Errors
     /// Another last dim, or another element type than the weight's; a parameter that cannot be gathered.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        self.kernel.get().linear(input, &self.weight, self.bias.as_ref())
+        match self.kernel.both() {
+            (kernel, None) => kernel.linear(input, &self.weight, self.bias.as_ref()),
+            (kernel, Some(around)) => around.linear(&*kernel, input, &self.weight, self.bias.as_ref()),
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! The layers of a model by path: how others reach them, whatever struct of the program holds them.
 
-use super::{Embedding, Linear, Param, ParamStore};
+use super::{Conv1D, Embedding, Linear, LinearLayer, Param, ParamStore};
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -25,6 +25,8 @@ pub enum AnyLayer {
     Linear(Linear),
     /// Its lookup can be replaced: [`Embedding::set_kernel`].
     Embedding(Embedding),
+    /// A linear layer whose weight is stored transposed.
+    Conv1D(Conv1D),
     /// A layer that is always computed in the same way.
     Other {
         /// PyTorch's name of it, such as `LayerNorm`.
@@ -44,7 +46,17 @@ impl AnyLayer {
         match self {
             Self::Linear(_) => "Linear",
             Self::Embedding(_) => "Embedding",
+            Self::Conv1D(_) => "Conv1D",
             Self::Other { kind, .. } => kind,
+        }
+    }
+
+    /// The layer, if it multiplies with a weight.
+    pub(crate) fn linear(&self) -> Option<LinearLayer> {
+        match self {
+            Self::Linear(linear) => Some(LinearLayer::Linear(linear.clone())),
+            Self::Conv1D(conv) => Some(LinearLayer::Conv1D(conv.clone())),
+            Self::Embedding(_) | Self::Other { .. } => None,
         }
     }
 
@@ -53,6 +65,7 @@ impl AnyLayer {
         match self {
             Self::Linear(linear) => std::iter::once(&linear.weight).chain(&linear.bias).cloned().collect(),
             Self::Embedding(embedding) => vec![embedding.weight.clone()],
+            Self::Conv1D(conv) => vec![conv.weight.clone(), conv.bias.clone()],
             Self::Other { params, .. } => params.clone(),
         }
     }
@@ -99,33 +112,56 @@ impl ParamStore {
     }
 }
 
-/// What computes a layer, shared by all clones of it.
-pub(super) struct SharedKernel<K: ?Sized>(Arc<RwLock<Arc<K>>>);
+/// What computes a layer, shared by all clones of it: a kernel, and what goes around it. Whoever sets another kernel leaves the
+/// latter in place, so adapters are not lost.
+pub(super) struct SharedKernel<K: ?Sized, A: ?Sized>(Arc<RwLock<Kernels<K, A>>>);
 
-impl<K: ?Sized> SharedKernel<K> {
+struct Kernels<K: ?Sized, A: ?Sized> {
+    kernel: Arc<K>,
+    around: Option<Arc<A>>,
+}
+
+impl<K: ?Sized, A: ?Sized> SharedKernel<K, A> {
     pub(super) fn new(kernel: Arc<K>) -> Self {
-        Self(Arc::new(RwLock::new(kernel)))
+        Self(Arc::new(RwLock::new(Kernels { kernel, around: None })))
     }
 
-    // A shared pointer: whole after every statement, also where another thread panicked.
+    // Shared pointers: whole after every statement, also where another thread panicked.
     pub(super) fn get(&self) -> Arc<K> {
-        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.0.read().unwrap_or_else(PoisonError::into_inner).kernel)
+    }
+
+    pub(super) fn both(&self) -> (Arc<K>, Option<Arc<A>>) {
+        let kernels = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        (Arc::clone(&kernels.kernel), kernels.around.clone())
     }
 
     pub(super) fn set(&self, kernel: Arc<K>) {
-        let replaced = std::mem::replace(&mut *self.0.write().unwrap_or_else(PoisonError::into_inner), kernel);
+        let mut kernels = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let replaced = std::mem::replace(&mut kernels.kernel, kernel);
+        drop(kernels);
+        drop(replaced);
+    }
+
+    pub(super) fn set_around(&self, around: Option<Arc<A>>) {
+        let mut kernels = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let replaced = std::mem::replace(&mut kernels.around, around);
+        drop(kernels);
         drop(replaced);
     }
 }
 
-impl<K: ?Sized> Clone for SharedKernel<K> {
+impl<K: ?Sized, A: ?Sized> Clone for SharedKernel<K, A> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<K: ?Sized + fmt::Debug> fmt::Debug for SharedKernel<K> {
+impl<K: ?Sized + fmt::Debug, A: ?Sized + fmt::Debug> fmt::Debug for SharedKernel<K, A> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.get().fmt(f)
+        match self.both() {
+            (kernel, None) => kernel.fmt(f),
+            (kernel, Some(around)) => f.debug_tuple("Around").field(&around).field(&kernel).finish(),
+        }
     }
 }

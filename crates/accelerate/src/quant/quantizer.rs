@@ -4,7 +4,7 @@ use super::four_bit::{FourBitOptions, FourBitTensors, FourBitWeight};
 use super::int8::{Int8Tensors, Int8Weight, Linear8bit, LinearFp16Weight};
 use super::kind_of;
 use crate::error::Result;
-use crate::nn::{Linear, LinearKernel, Param, Storage, TrainingFlag};
+use crate::nn::{LinearKernel, LinearLayer, Param, Storage, TrainingFlag};
 use accelerate_core::config::QuantType;
 use accelerate_core::quantization::Quantization;
 use std::sync::Arc;
@@ -91,11 +91,11 @@ impl Quantizer {
 
 /// Puts a quantised weight into a parameter and its kernel into the layers that have it. The layers' other parameters are frozen
 /// with it, as in bitsandbytes.
-pub(crate) fn put_in(param: &Param, layers: &[Linear], quantized: Quantized) -> Result<()> {
+pub(crate) fn put_in(param: &Param, layers: &[LinearLayer], quantized: Quantized) -> Result<()> {
     drop(param.replace_storage(quantized.storage));
     for layer in layers {
         layer.set_kernel(Arc::clone(&quantized.kernel));
-        layer.bias.iter().try_for_each(|bias| bias.set_requires_grad(false))?;
+        layer.bias().into_iter().try_for_each(|bias| bias.set_requires_grad(false))?;
     }
     Ok(())
 }

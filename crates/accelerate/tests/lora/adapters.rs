@@ -5,7 +5,7 @@ use super::vectors::output;
 use accelerate::lora::{AddAdapterOptions, InitLoraWeights, LoraBias, LoraConfig, PeftModel, get_peft_model};
 use accelerate::nn::{AnyLayer, DenseKernel, Embedding, Linear, LinearKernel, Param, ParamStore};
 use accelerate::tch::{Device, Kind, Tensor};
-use accelerate::{Accelerator, Result};
+use accelerate::{Accelerator, BnbQuantizationConfig, Result, load_and_quantize_model};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -172,6 +172,31 @@ fn an_adapter_goes_around_any_kernel() {
     peft.unload().unwrap();
     assert_eq!(layer.forward(&input).unwrap(), before);
     assert_eq!(kernel.0.load(Ordering::Relaxed), 4);
+}
+
+#[test]
+fn adapters_stay_around_a_kernel_that_is_set_later() {
+    let store = ParamStore::new(Device::Cpu);
+    let layer = Linear::new(store.root() / "proj", 64, 3, Default::default()).unwrap();
+    let words = Embedding::new(store.root() / "words", 10, 4, Default::default()).unwrap();
+    let (input, ids) = (formula(&[5, 64], 0.0), Tensor::from_slice(&[1i64, 3]));
+    let (before, rows) = (layer.forward(&input).unwrap(), words.forward(&ids).unwrap());
+    let peft = get_peft_model(&store, config(&["proj", "words"])).unwrap();
+    let [added, added_rows] = [layer.forward(&input).unwrap() - &before, words.forward(&ids).unwrap() - &rows];
+    assert!(added.abs().min().double_value(&[]) > 0.0 && added_rows.abs().max().double_value(&[]) > 0.0);
+    // What is asked for is the kernel without adapters, so one that wraps it does not call itself.
+    words.set_kernel(words.kernel());
+    assert_eq!(words.forward(&ids).unwrap(), &rows + &added_rows);
+    layer.set_kernel(Arc::new(Halved::default()));
+    assert!(layer.forward(&input).unwrap().allclose(&(&before * 0.5 + &added), 1e-5, 1e-6, false));
+    // Codes that take the place of weights are such a kernel, too.
+    let four_bit = BnbQuantizationConfig { load_in_4bit: Some(true), ..Default::default() };
+    let skip = BnbQuantizationConfig { llm_int8_skip_modules: Some(Vec::new()), ..four_bit };
+    load_and_quantize_model(&store, &skip, None, &Default::default()).unwrap();
+    let codes = peft.disable_adapter(|| layer.forward(&input)).unwrap();
+    assert!(codes != before && layer.forward(&input).unwrap().allclose(&(&codes + &added), 1e-5, 1e-6, false));
+    peft.unload().unwrap();
+    assert_eq!(layer.forward(&input).unwrap(), codes);
 }
 
 #[test]

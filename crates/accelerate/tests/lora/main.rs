@@ -4,8 +4,10 @@
 
 mod adapters;
 mod checkpoints;
+mod conv1d;
 mod files;
 mod hostile;
 mod model;
+mod qlora;
 mod ranks;
 mod vectors;

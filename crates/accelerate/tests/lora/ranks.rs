@@ -131,7 +131,7 @@ fn run_with(
     (losses, outcomes.swap_remove(0))
 }
 
-fn apart(found: &[f64], wanted: &[f64]) -> f64 {
+pub(crate) fn apart(found: &[f64], wanted: &[f64]) -> f64 {
     found.iter().zip(wanted).map(|(found, wanted)| (found - wanted).abs()).fold(0.0, f64::max)
 }
 

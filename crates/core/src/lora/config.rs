@@ -182,8 +182,8 @@ pub struct LoraConfig {
     pub use_rslora: bool,
     /// How the matrices are filled.
     pub init_lora_weights: InitLoraWeights,
-    /// Without effect: linear layers are kept as `[out_features, in_features]` here, those of GPT-2 as well, and the matrices of
-    /// an adapter are the same either way.
+    /// Are the weights of the layers stored as `[in_features, out_features]`? Found out, as in PEFT: true of GPT-2's `Conv1D`, and
+    /// false of linear layers, whatever is asked for. The matrices of an adapter are the same either way.
     pub fan_in_fan_out: bool,
     /// Numbers of the layers to adapt, of those that a list of `target_modules` names; empty for all.
     pub layers_to_transform: Vec<usize>,

@@ -1,11 +1,11 @@
 //! Causal self-attention with many heads; queries, keys and values come out of one product.
 
 use super::GPT2Config;
-use super::conv1d::{Conv1D, residual_std};
+use super::block::{normal, residual_std};
 use crate::KeyValueCache;
 use crate::attention::{Mask, attend};
 use accelerate::Result;
-use accelerate::nn::{Dropout, Path, TrainingFlag};
+use accelerate::nn::{Conv1D, Dropout, Path, TrainingFlag};
 use accelerate::tch::Tensor;
 
 #[derive(Debug)]
@@ -27,8 +27,8 @@ impl Attention {
         let of_head = if config.scale_attn_weights { ((width / config.n_head) as f64).powf(-0.5) } else { 1.0 };
         let of_layer = if config.scale_attn_by_inverse_layer_idx { (layer + 1) as f64 } else { 1.0 };
         Ok(Self {
-            c_attn: Conv1D::new(path / "c_attn", width, 3 * width, config.initializer_range)?,
-            c_proj: Conv1D::new(path / "c_proj", width, width, residual_std(config))?,
+            c_attn: Conv1D::new(path / "c_attn", width, 3 * width, normal(config.initializer_range))?,
+            c_proj: Conv1D::new(path / "c_proj", width, width, normal(residual_std(config)))?,
             dropout: Dropout::new(path, config.resid_pdrop)?,
             layer,
             num_heads: config.n_head,

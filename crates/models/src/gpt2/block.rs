@@ -2,11 +2,10 @@
 
 use super::GPT2Config;
 use super::attention::Attention;
-use super::conv1d::{Conv1D, residual_std};
 use crate::attention::Mask;
 use crate::{Activation, KeyValueCache};
 use accelerate::Result;
-use accelerate::nn::{Dropout, LayerNorm, LayerNormConfig, Path};
+use accelerate::nn::{Conv1D, Conv1DConfig, Dropout, Init, LayerNorm, LayerNormConfig, Path};
 use accelerate::tch::Tensor;
 
 #[derive(Debug)]
@@ -27,9 +26,9 @@ impl Block {
             ln_1: layer_norm(&(path / "ln_1"), config)?,
             attn: Attention::new(&(path / "attn"), config, layer)?,
             ln_2: layer_norm(&(path / "ln_2"), config)?,
-            c_fc: Conv1D::new(&mlp / "c_fc", width, inner, config.initializer_range)?,
+            c_fc: Conv1D::new(&mlp / "c_fc", width, inner, normal(config.initializer_range))?,
             activation: config.activation_function,
-            c_proj: Conv1D::new(&mlp / "c_proj", inner, width, residual_std(config))?,
+            c_proj: Conv1D::new(&mlp / "c_proj", inner, width, normal(residual_std(config)))?,
             dropout: Dropout::new(&mlp, config.resid_pdrop)?,
         })
     }
@@ -40,6 +39,16 @@ impl Block {
         let inner = self.activation.forward(&self.c_fc.forward(&self.ln_2.forward(&hidden)?)?)?;
         Ok(self.dropout.forward(&self.c_proj.forward(&inner)?)?.f_add(&hidden)?)
     }
+}
+
+/// A linear layer that begins with weights of this deviation.
+pub(super) fn normal(std: f64) -> Conv1DConfig {
+    Conv1DConfig { weight_init: Init::Normal { mean: 0.0, std }, ..Default::default() }
+}
+
+/// Of layers that write to the stream of activations, of which there are two in each block.
+pub(super) fn residual_std(config: &GPT2Config) -> f64 {
+    config.initializer_range / (2.0 * config.n_layer as f64).sqrt()
 }
 
 pub(super) fn layer_norm(path: &Path, config: &GPT2Config) -> Result<LayerNorm> {

@@ -4,7 +4,6 @@
 mod attention;
 mod block;
 mod config;
-mod conv1d;
 mod lm_head;
 mod model;
 
