@@ -1,9 +1,11 @@
 """Times tokens that GPT-2 adds to a text with Transformers: the rival of `bench generate`.
 
     generate.py --make FOLDER      writes the model: the sizes of GPT-2 with 124 million parameters, random weights in bfloat16
-    generate.py --folder FOLDER --new_tokens N --rounds R
+    generate.py --folder FOLDER --new_tokens N --rounds R --tokens T,T,...
 
-Prints one line of JSON: the median time of a token, and the tokens, which must be those of the other side.
+Prints one line of JSON: the median time of a token, and how good the tokens of the other side are, which `--tokens` has. In bfloat16
+logits are often equal or a rounding apart, so both sides may choose another token and be right. So the model judges in float32, from
+the same text before each token: how far its logit is below the largest, as a part of that.
 """
 
 import argparse
@@ -38,6 +40,7 @@ def main():
     parser.add_argument("--folder", type=pathlib.Path)
     parser.add_argument("--new_tokens", type=int)
     parser.add_argument("--rounds", type=int)
+    parser.add_argument("--tokens")
     arguments = parser.parse_args()
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
@@ -53,11 +56,19 @@ def main():
     for number in range(arguments.rounds + 1):
         started = time.perf_counter()
         with torch.no_grad():
-            texts = model.generate(prompt, max_new_tokens=count, do_sample=False, pad_token_id=0)
+            # Without a mask, Transformers takes the 0 that the text begins with for padding, and moves all positions by one.
+            texts = model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=count, do_sample=False, pad_token_id=0
+            )
         if number > 0:
             micros.append((time.perf_counter() - started) / count * 1e6)
-    tokens = texts[0, prompt.shape[1]:].tolist()
-    print("report=" + json.dumps({"micros": statistics.median(micros), "tokens": tokens}), flush=True)
+    tokens = torch.tensor([[int(token) for token in arguments.tokens.split(",")]])
+    with torch.no_grad():
+        logits = model.float()(torch.cat([prompt, tokens], dim=1)).logits[0, prompt.shape[1] - 1 : -1]
+    largest = logits.max(dim=1).values
+    shortfall = ((largest - logits.gather(1, tokens.t())[:, 0]) / largest).max().item()
+    report = {"micros": statistics.median(micros), "num_tokens": texts.shape[1] - prompt.shape[1], "shortfall": shortfall}
+    print("report=" + json.dumps(report), flush=True)
 
 
 if __name__ == "__main__":

@@ -72,7 +72,7 @@ fn compile_kernels(include: &Path) {
     if let Ok(abi) = env::var("LIBTORCH_CXX11_ABI") {
         build.define("_GLIBCXX_USE_CXX11_ABI", abi.as_str());
     }
-    for name in ["adam_kernel", "norm_kernel", "quant_kernel", "quant_product", "few_rows_kernel"] {
+    for name in ["adam_kernel", "norm_kernel", "quant_kernel", "quant_product", "int8_product", "few_rows_kernel"] {
         build.file(format!("shim/{name}.cpp"));
     }
     build.compile("torch_ext_kernels");

@@ -1,8 +1,10 @@
 // Products with weights of 4 bits, which are turned into numbers on the way and never lie in memory as such.
+#include "panel_product.h"
 #include "quant_kernel.h"
 #include "share.h"
 #include "vector_targets.h"
 
+#include <bit>
 #include <cstring>
 #include <type_traits>
 #include <vector>
@@ -160,54 +162,56 @@ struct FewBf16 {
   float *out;
 };
 
-template <int N> TE_AVX512_BF16 void multiply_row_bf16(const FewBf16 &p, int64_t row, int64_t first) {
+// `G` rows of weights at once, which share what is read of the input.
+template <int N, int G> TE_AVX512_BF16 void multiply_rows_bf16(const FewBf16 &p, int64_t row, int64_t first) {
   alignas(64) uint16_t words[32];
   alignas(64) int32_t places[16];
-  const int64_t block_size = p.blocks.block_size;
+  const int64_t block_size = p.blocks.block_size, half = p.columns / 2, blocks_of_row = p.columns / block_size;
   for (int i = 0; i < 32; ++i)
     words[i] = rounded(p.blocks.code->values[i % 16]);
   for (int i = 0; i < 16; ++i)
     places[i] = int32_t(8 * i / block_size);
   const __m512i table = _mm512_load_si512(words), place = _mm512_load_si512(places);
   const __mmask16 present = __mmask16((1u << std::max<int64_t>(1, CHUNK / block_size)) - 1);
-  const uint8_t *packed = p.blocks.packed + row * p.columns / 2;
-  const float *scale = p.blocks.absmax + row * p.columns / block_size;
+  const uint8_t *packed = p.blocks.packed + row * half;
+  const float *scale = p.blocks.absmax + row * blocks_of_row;
   const uint16_t *input = p.input + first * p.columns;
-  __m512 sums[N];
+  __m512 sums[N][G];
   for (int n = 0; n < N; ++n)
-    sums[n] = _mm512_setzero_ps();
-  for (int64_t at = 0; at < p.columns; at += CHUNK, packed += CHUNK / 2) {
-    const __m512i codes = _mm512_loadu_si512(packed);
-    const __m512i a = _mm512_permutexvar_epi16(codes, table);
-    const __m512i b = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), table);
-    const __m512i c = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), table);
-    const __m512i d = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), table);
-    const __m512 scales = _mm512_permutexvar_ps(place, _mm512_maskz_loadu_ps(present, scale + at / block_size));
-    for (int n = 0; n < N; ++n) {
-      const uint16_t *x = input + n * p.columns + at;
-      __m512 partial = _mm512_dpbf16_ps(_mm512_setzero_ps(), (__m512bh)a, (__m512bh)_mm512_loadu_si512(x));
-      partial = _mm512_dpbf16_ps(partial, (__m512bh)b, (__m512bh)_mm512_loadu_si512(x + 32));
-      partial = _mm512_dpbf16_ps(partial, (__m512bh)c, (__m512bh)_mm512_loadu_si512(x + 64));
-      partial = _mm512_dpbf16_ps(partial, (__m512bh)d, (__m512bh)_mm512_loadu_si512(x + 96));
-      sums[n] = _mm512_fmadd_ps(partial, scales, sums[n]);
+    for (int g = 0; g < G; ++g)
+      sums[n][g] = _mm512_setzero_ps();
+  for (int64_t at = 0; at < p.columns; at += CHUNK) {
+#pragma GCC unroll 4
+    for (int g = 0; g < G; ++g) {
+      const __m512i codes = _mm512_loadu_si512(packed + g * half + at / 2);
+      const __m512i a = _mm512_permutexvar_epi16(codes, table);
+      const __m512i b = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 4), table);
+      const __m512i c = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 8), table);
+      const __m512i d = _mm512_permutexvar_epi16(_mm512_srli_epi16(codes, 12), table);
+      const float *scales_of_chunk = scale + g * blocks_of_row + at / block_size;
+      const __m512 scales = _mm512_permutexvar_ps(place, _mm512_maskz_loadu_ps(present, scales_of_chunk));
+#pragma GCC unroll 4
+      for (int n = 0; n < N; ++n) {
+        const uint16_t *x = input + n * p.columns + at;
+        __m512 partial = _mm512_dpbf16_ps(_mm512_setzero_ps(), (__m512bh)a, (__m512bh)_mm512_loadu_si512(x));
+        partial = _mm512_dpbf16_ps(partial, (__m512bh)b, (__m512bh)_mm512_loadu_si512(x + 32));
+        partial = _mm512_dpbf16_ps(partial, (__m512bh)c, (__m512bh)_mm512_loadu_si512(x + 64));
+        partial = _mm512_dpbf16_ps(partial, (__m512bh)d, (__m512bh)_mm512_loadu_si512(x + 96));
+        sums[n][g] = _mm512_fmadd_ps(partial, scales, sums[n][g]);
+      }
     }
   }
   for (int n = 0; n < N; ++n)
-    p.out[(first + n) * p.rows + row] = _mm512_reduce_add_ps(sums[n]);
+    for (int g = 0; g < G; ++g)
+      p.out[(first + n) * p.rows + row + g] = _mm512_reduce_add_ps(sums[n][g]);
 }
 
 template <int N> void multiply_rows_bf16(const FewBf16 &p, int64_t begin, int64_t end, int64_t first) {
-  for (int64_t row = begin; row < end; ++row)
-    multiply_row_bf16<N>(p, row, first);
+  for (; begin + 4 <= end; begin += 4)
+    multiply_rows_bf16<N, 4>(p, begin, first);
+  for (; begin < end; ++begin)
+    multiply_rows_bf16<N, 1>(p, begin, first);
 }
-
-// A panel is this many rows of weights, of which so many columns at a time become numbers, in the order in which the product
-// reads them: pairs of columns, and of each pair all rows. Both halves of the scratch stay in the second cache.
-constexpr int64_t PANEL = 64, DEPTH = 512;
-// Rows of input in registers: with them, a panel has 24 sums and 4 weights in 32 registers.
-constexpr int64_t TILE = 6;
-// Rows of input for which a panel becomes numbers once.
-constexpr int64_t MOST_ROWS = 768;
 
 // Sixteen rows of sixteen bytes as sixteen columns.
 TE_AVX512 inline void transpose(const uint8_t *packed, int64_t stride, int64_t rows, __m128i *out) {
@@ -231,7 +235,7 @@ TE_AVX512 inline void transpose(const uint8_t *packed, int64_t stride, int64_t r
 
 // Columns [begin, begin + depth) of a panel's rows as numbers: out[pair][row][2].
 TE_AVX512_BF16 void fill_panel(const FourBitBlocks &blocks, int64_t columns, int64_t row, int64_t rows, int64_t begin,
-                               int64_t depth, uint16_t *out) {
+                               int64_t depth, uint32_t *out) {
   const int64_t half = columns / 2, blocks_of_row = columns / blocks.block_size;
   const __m512 values = _mm512_loadu_ps(blocks.code->values);
   // Sixteen numbers with even places in front of sixteen with odd ones become pairs.
@@ -260,76 +264,10 @@ TE_AVX512_BF16 void fill_panel(const FourBitBlocks &blocks, int64_t columns, int
         const __m512 even = _mm512_mul_ps(_mm512_permutexvar_ps(_mm512_srli_epi32(bytes, 4), values), scale);
         const __m512 odd = _mm512_mul_ps(_mm512_permutexvar_ps(bytes, values), scale);
         const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
-        _mm512_storeu_si512(out + ((at / 2 + i) * PANEL + part) * 2, _mm512_permutexvar_epi16(pairs, both));
+        _mm512_storeu_si512(out + (at / 2 + i) * PANEL + part, _mm512_permutexvar_epi16(pairs, both));
       }
     }
   }
-}
-
-// Adds the products of `N` rows of input, pair by pair, to sums[N][PANEL].
-template <int N>
-TE_AVX512_BF16 void multiply_tile(const uint32_t *input, const uint16_t *panel, int64_t pairs, float *sums) {
-  __m512 sum[N][4];
-#pragma GCC unroll 6
-  for (int n = 0; n < N; ++n)
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i)
-      sum[n][i] = _mm512_loadu_ps(sums + n * PANEL + 16 * i);
-  for (int64_t pair = 0; pair < pairs; ++pair, input += N, panel += 2 * PANEL) {
-    __m512i weights[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i)
-      weights[i] = _mm512_loadu_si512(panel + 32 * i);
-#pragma GCC unroll 6
-    for (int n = 0; n < N; ++n) {
-      const __m512i both = _mm512_set1_epi32(int32_t(input[n]));
-#pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i)
-        sum[n][i] = _mm512_dpbf16_ps(sum[n][i], (__m512bh)both, (__m512bh)weights[i]);
-    }
-  }
-#pragma GCC unroll 6
-  for (int n = 0; n < N; ++n)
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i)
-      _mm512_storeu_ps(sums + n * PANEL + 16 * i, sum[n][i]);
-}
-
-void multiply_tile(int64_t inputs, const uint32_t *input, const uint16_t *panel, int64_t pairs, float *sums) {
-  switch (inputs) {
-  case 1:
-    return multiply_tile<1>(input, panel, pairs, sums);
-  case 2:
-    return multiply_tile<2>(input, panel, pairs, sums);
-  case 3:
-    return multiply_tile<3>(input, panel, pairs, sums);
-  case 4:
-    return multiply_tile<4>(input, panel, pairs, sums);
-  case 5:
-    return multiply_tile<5>(input, panel, pairs, sums);
-  default:
-    return multiply_tile<6>(input, panel, pairs, sums);
-  }
-}
-
-// Input in the order in which tiles read it: of each part of the columns and each tile of rows, pair by pair, a pair of each
-// row.
-std::vector<uint32_t> in_tiles(const uint16_t *input, int64_t num_inputs, int64_t columns) {
-  std::vector<uint32_t> tiles(size_t(num_inputs * columns / 2));
-  uint32_t *out = tiles.data();
-  for (int64_t begin = 0; begin < columns; begin += DEPTH) {
-    const int64_t pairs = std::min(DEPTH, columns - begin) / 2;
-    for (int64_t first = 0; first < num_inputs; first += TILE) {
-      const int64_t count = std::min(TILE, num_inputs - first);
-      for (int64_t n = 0; n < count; ++n) {
-        const uint16_t *row = input + (first + n) * columns + begin;
-        for (int64_t pair = 0; pair < pairs; ++pair)
-          std::memcpy(out + pair * count + n, row + 2 * pair, 4);
-      }
-      out += pairs * count;
-    }
-  }
-  return tiles;
 }
 
 #endif
@@ -397,33 +335,18 @@ bool multiply_4bit_bf16(const FourBitBlocks &blocks, int64_t rows, int64_t colum
 #ifdef TE_HAS_KERNEL
   if (widest_vectors() < 3 || !processor_has_avx512_bf16())
     return false;
-  for (int64_t from = 0; from < num_inputs; from += MOST_ROWS) {
-    const int64_t count = std::min(MOST_ROWS, num_inputs - from);
-    const std::vector<uint32_t> tiles = in_tiles(input + from * columns, count, columns);
-    const uint32_t *all = tiles.data();
-    const int64_t panels = (rows + PANEL - 1) / PANEL;
-    share(size_t(panels), panels, [=](size_t turn) {
-      thread_local std::vector<uint16_t> weights(size_t(PANEL * DEPTH));
-      thread_local std::vector<float> sums;
-      sums.assign(size_t(count * PANEL), 0.0f);
-      const int64_t row = int64_t(turn) * PANEL, kept = std::min(PANEL, rows - row);
-      for (int64_t n = 0; bias && n < count; ++n)
-        std::copy(bias + row, bias + row + kept, sums.data() + n * PANEL);
-      const uint32_t *tile = all;
-      for (int64_t begin = 0; begin < columns; begin += DEPTH) {
-        const int64_t depth = std::min(DEPTH, columns - begin);
-        fill_panel(blocks, columns, row, kept, begin, depth, weights.data());
-        for (int64_t first = 0; first < count; first += TILE) {
-          const int64_t inputs = std::min(TILE, count - first);
-          multiply_tile(inputs, tile, weights.data(), depth / 2, sums.data() + first * PANEL);
-          tile += inputs * depth / 2;
-        }
-      }
-      for (int64_t n = 0; n < count; ++n)
-        for (int64_t i = 0; i < kept; ++i)
-          out[(from + n) * rows + row + i] = rounded(sums[size_t(n * PANEL + i)]);
-    });
-  }
+  const auto fill = [=](int64_t row, int64_t kept, int64_t begin, int64_t depth, uint32_t *panel) {
+    fill_panel(blocks, columns, row, kept, 2 * begin, 2 * depth, panel);
+  };
+  const auto start = [=](int64_t row, int64_t kept, uint32_t *sums) {
+    if (bias)
+      std::memcpy(sums, bias + row, size_t(kept) * sizeof(float));
+  };
+  const auto finish = [=](int64_t n, int64_t row, int64_t kept, const uint32_t *sums) {
+    for (int64_t i = 0; i < kept; ++i)
+      out[n * rows + row + i] = rounded(std::bit_cast<float>(sums[i]));
+  };
+  multiply_panels<ProductsOfBf16>({rows, columns / 2, num_inputs, input, 0}, fill, start, finish);
   return true;
 #else
   return false;

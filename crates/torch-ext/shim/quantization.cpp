@@ -75,7 +75,7 @@ at::Tensor numbers_of(const FourBitBlocks &blocks, int64_t begin, int64_t rows, 
 constexpr int64_t CHUNK_BYTES = 1 << 20;
 // Rows of input up to which a product decodes while it multiplies. Of more, the numbers are made first, because the same product
 // is faster then (4096 x 4096, one thread, 3.7 GHz EPYC 9004).
-constexpr int64_t FEW = 4, FEW_BF16 = 12;
+constexpr int64_t FEW = 4, FEW_BF16 = 14;
 
 // input [m, columns] with a weight [rows, columns]. The bias is empty or has 32 bits; it is added before sums are rounded.
 at::Tensor product_4bit(const FourBitBlocks &blocks, int64_t rows, int64_t columns, const at::Tensor &input,
@@ -260,7 +260,10 @@ int32_t te_int8_scaled_mm(void *a, void *b, void *a_scales, void *b_scales, void
       addend = tensor(bias).to(at::kFloat).contiguous();
       check(addend.numel() == right.size(0), "one bias for each row of the weight");
     }
-    const at::Tensor sums = at::_int_mm(left, right.t()).contiguous();
+    at::Tensor sums = at::empty({left.size(0), right.size(0)}, at::TensorOptions(at::kInt));
+    if (!multiply_int8(right.const_data_ptr<int8_t>(), right.size(0), right.size(1), left.const_data_ptr<int8_t>(),
+                       left.size(0), sums.mutable_data_ptr<int32_t>()))
+      sums = at::_int_mm(left, right.t()).contiguous();
     at::Tensor out = at::empty(sums.sizes(), at::TensorOptions(type_of(element)));
     finish_int8_product(sums.const_data_ptr<int32_t>(), rows.const_data_ptr<float>(), columns.const_data_ptr<float>(),
                         addend.defined() ? addend.const_data_ptr<float>() : nullptr, sums.size(0), sums.size(1),

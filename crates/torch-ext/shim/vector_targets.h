@@ -14,6 +14,10 @@ namespace te {
 #define TE_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c,prefer-vector-width=512")))
 #define TE_AVX512_BF16                                                                                                 \
   __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx2,fma,f16c,prefer-vector-width=512")))
+// For products of bfloat16 and of bytes. A processor may have one of them, so nothing else of the two may be in such a function.
+#define TE_AVX512_PRODUCTS                                                                                             \
+  __attribute__((                                                                                                      \
+      target("avx512f,avx512bw,avx512vl,avx512dq,avx512bf16,avx512vnni,avx2,fma,f16c,prefer-vector-width=512")))
 
 inline bool processor_has_avx512() {
   static const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -26,7 +30,13 @@ inline bool processor_has_avx512_bf16() {
   return has;
 }
 
-// The widest instructions that a test asks for: 0 for portable code, 1 for AVX2, 2 for AVX-512, 3 with bfloat16.
+inline bool processor_has_avx512_vnni() {
+  static const bool has = processor_has_avx512() && __builtin_cpu_supports("avx512vnni");
+  return has;
+}
+
+// The widest instructions that a test asks for: 0 for portable code, 1 for AVX2, 2 for AVX-512, 3 with products of bfloat16 and
+// of bytes.
 int32_t widest_vectors();
 
 // Calls the version of a body for this processor. Bodies are function objects that are always inlined.

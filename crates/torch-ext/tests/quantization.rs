@@ -77,7 +77,7 @@ fn blocks_without_numbers_come_back_as_such() {
 fn products_of_four_bits_are_those_of_their_numbers() {
     for [rows, columns] in [[1, 64], [70, 128], [130, 1536], [33, 96], [5, 9]] {
         for (inputs, kind) in
-            [1, 3, 5, 7, 13].iter().flat_map(|n| [(*n, Kind::Float), (*n, Kind::BFloat16), (*n, Kind::Half)])
+            [1, 2, 3, 5, 7, 13].iter().flat_map(|n| [(*n, Kind::Float), (*n, Kind::BFloat16), (*n, Kind::Half)])
         {
             let weight = Tensor::randn([rows, columns], CPU_FLOAT) * 0.05;
             let (packed, absmax) = quantize_4bit(&weight, &code(), 64).unwrap();
@@ -125,6 +125,26 @@ fn rows_of_eight_bits_and_their_products() {
     let product = int8_scaled_mm(rows, rows, Some(&bias), Kind::Float).unwrap();
     let wanted = back.matmul(&back.tr()) + &bias;
     assert!((product - wanted).abs().max().double_value(&[]) < 1e-3);
+}
+
+#[test]
+fn sums_of_bytes_are_exact() {
+    // Rows around panels of 64, inputs around tiles of 6, columns around units of 4 and 64, and around 1024 of a panel.
+    for [inputs, rows, columns] in
+        [[1, 1, 4], [7, 66, 100], [6, 64, 1024], [13, 63, 1028], [5, 17, 39], [2, 130, 4096], [770, 3, 8]]
+    {
+        for range in [(-128, 128), (-128, -127), (127, 128)] {
+            let bytes = |rows| Tensor::randint_low(range.0, range.1, [rows, columns], (Kind::Int8, Device::Cpu));
+            let (a, b) = (bytes(inputs), bytes(rows));
+            let ones = |count| Tensor::ones([count], CPU_FLOAT) * 127.0;
+            let wanted = a.to_kind(Kind::Double).matmul(&b.tr().to_kind(Kind::Double)).to_kind(Kind::Float);
+            for_all_vectors(|vectors| {
+                let found = int8_scaled_mm((&a, &ones(inputs)), (&b, &ones(rows)), None, Kind::Float).unwrap();
+                let apart = (&found / &wanted - 1.0).abs().nan_to_num(0.0, 1.0, 1.0).max().double_value(&[]);
+                assert!(apart < 1e-6, "{inputs} {rows} {columns} {range:?} {vectors:?}: {apart}");
+            });
+        }
+    }
 }
 
 #[test]

@@ -35,7 +35,7 @@ const ALLOWED: [(&str, &[&str]); 17] = [
     ("gpu-checks", &["accelerate-launch", "accelerate-rs", "torch-ext"]),
     ("xtask", &["accelerate-core", "accelerate-setup"]),
     // The readers of what comes from outside.
-    ("accelerate-fuzz", &["accelerate-core", "accelerate-rs", "torch-ext"]),
+    ("accelerate-fuzz", &["accelerate-core", "accelerate-models", "accelerate-rs", "torch-ext"]),
 ];
 
 /// Only for tests and examples in the documentation.
