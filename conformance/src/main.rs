@@ -22,6 +22,7 @@ mod test_scheduler;
 mod test_script;
 mod test_state_checkpointing;
 mod test_sync;
+mod test_tracking;
 mod training_check;
 
 use clap::{Parser, ValueEnum};
@@ -72,6 +73,8 @@ enum Script {
     TestNotebook,
     /// Trace files of all ranks
     TestProfile,
+    /// Files of trackers, and trackers of the program's own
+    TestTracking,
     /// Reads an epoch until it is told to die, and goes on where the run before stopped
     KilledAndResumed,
     /// Rank 1 keeps the others waiting
@@ -136,6 +139,7 @@ fn main() -> anyhow::Result<()> {
         Script::TestLoggingWithSubscriber => test_logging::run_with_subscriber(),
         Script::TestNotebook => test_notebook::run(&workers),
         Script::TestProfile => test_profile::run(arguments.folder.as_deref()),
+        Script::TestTracking => test_tracking::run(arguments.folder.as_deref()),
         Script::KilledAndResumed => killed_and_resumed::run(arguments.folder.as_deref()),
         Script::AwaitedRank => awaited::run(arguments.folder.as_deref()),
         Script::DyingRank => failing::dying_rank(),

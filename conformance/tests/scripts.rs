@@ -30,7 +30,8 @@ fn script(
         "test_state_checkpointing",
         "test_ddp_comm_hook",
         "test_kwargs_handlers",
-        "test_profile"
+        "test_profile",
+        "test_tracking"
     )]
     name: &str,
     #[values(1, 2, 3, 4)] num_processes: usize,

@@ -44,6 +44,7 @@ mod state;
 mod status;
 mod tensor_tree;
 pub mod testing;
+pub mod tracking;
 
 pub use accelerate_core::accumulation::PartialWindow;
 pub use accelerate_core::config::{

@@ -22,6 +22,7 @@ pub(crate) mod python;
 pub(crate) mod pytorch;
 pub(crate) mod quantization;
 pub(crate) mod settings;
+pub(crate) mod tracking;
 pub(crate) mod weight_files;
 
 /// The result of every fallible call of this crate.
@@ -75,6 +76,8 @@ pub(crate) enum ErrorKind {
     Quantization(#[from] quantization::QuantizationErrorKind),
     #[error(transparent)]
     Settings(#[from] settings::SettingsErrorKind),
+    #[error(transparent)]
+    Tracking(#[from] tracking::TrackingErrorKind),
     #[error(transparent)]
     WeightFiles(#[from] weight_files::WeightFilesErrorKind),
 }
@@ -141,7 +144,9 @@ impl Error {
     pub fn is_config(&self) -> bool {
         match &self.0.kind {
             ErrorKind::Settings(kind) => !matches!(kind, settings::SettingsErrorKind::Variable { .. }),
-            kind => matches!(kind, ErrorKind::Config(_) | ErrorKind::Hosts(_) | ErrorKind::Lora(_)),
+            kind => {
+                matches!(kind, ErrorKind::Config(_) | ErrorKind::Hosts(_) | ErrorKind::Lora(_) | ErrorKind::Tracking(_))
+            }
         }
     }
 

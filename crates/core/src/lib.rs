@@ -27,6 +27,7 @@ pub mod signals;
 pub mod slurm;
 pub mod split;
 pub mod status;
+pub mod tracking;
 pub mod weight_files;
 mod yaml;
 

@@ -271,6 +271,41 @@ spelled_enum! {
     }
 }
 
+spelled_enum! {
+    /// Where the values of a run are written (`LoggerType` of the reference, `utils/dataclasses.py`). Trackers of services are names
+    /// only, so that they can be refused by name.
+    ///
+    /// ```
+    /// use accelerate_core::names::LoggerType;
+    /// assert_eq!("comet_ml".parse::<LoggerType>()?, LoggerType::CometMl);
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    LoggerType, "tracker" {
+        /// All that need no service.
+        All = "all",
+        /// Files that TensorBoard reads.
+        TensorBoard = "tensorboard",
+        /// One file with a JSON object in each line. The reference has no such tracker.
+        Jsonl = "jsonl",
+        /// Aim.
+        Aim = "aim",
+        /// Weights & Biases.
+        Wandb = "wandb",
+        /// Trackio.
+        Trackio = "trackio",
+        /// Comet.
+        CometMl = "comet_ml",
+        /// MLflow.
+        Mlflow = "mlflow",
+        /// ClearML.
+        ClearMl = "clearml",
+        /// DVCLive.
+        DvcLive = "dvclive",
+        /// SwanLab.
+        SwanLab = "swanlab",
+    }
+}
+
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {

@@ -87,6 +87,14 @@ pub struct Arguments {
     #[arg(long, help_heading = "Training")]
     pub resume: bool,
 
+    /// Write losses and scores of each epoch for TensorBoard, and as lines of JSON
+    #[arg(long, help_heading = "Training")]
+    pub with_tracking: bool,
+
+    /// Folder for --with_tracking; a relative one is inside --output_dir
+    #[arg(long, value_name = "FOLDER", default_value = "logs", help_heading = "Training")]
+    pub logging_dir: PathBuf,
+
     /// Start of all random numbers: initial weights, shuffling and dropout
     #[arg(long, value_name = "N", default_value_t = 42, help_heading = "Training")]
     pub seed: u64,

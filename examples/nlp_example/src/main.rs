@@ -7,9 +7,10 @@ use accelerate::data::{DataLoader, DataLoaderShard};
 use accelerate::nn::{Module, ParamStore};
 use accelerate::optim::{AcceleratedOptimizer, AcceleratedScheduler, AdamW, LinearWithWarmup, no_decay};
 use accelerate::tch::{self, Tensor};
+use accelerate::tracking::{LoggerType, Values};
 use accelerate::{
     Accelerator, DataLoaderConfiguration, Error, MixedPrecision, PrepareModelOptions, PreparedModel,
-    ProjectConfiguration, ReduceOp, Registered, SaveModelOptions, main_println, set_seed,
+    ProjectConfiguration, ReduceOp, Registered, SaveModelOptions, main_println, set_seed, values,
 };
 use accelerate_models::bert::{self, BertConfig, BertForSequenceClassification};
 use accelerate_models::{CONFIG_FILE, PretrainedConfig};
@@ -64,21 +65,21 @@ fn main() -> anyhow::Result<()> {
     let store = ParamStore::new(accelerator.device());
     let model = BertForSequenceClassification::new(&store.root(), &config)?;
     if let Some(folder) = &pretrained {
-        let new = bert::load_weights(&store, folder)?;
-        if !new.is_empty() {
-            main_println!(accelerator, "not in the loaded model, so learned from scratch: {}", new.join(", "));
-        }
+        load_weights(&accelerator, &store, folder)?;
     }
 
     let mut training = Training::prepare(&accelerator, &arguments, &splits, &tokenizer, model)?;
     if accelerator.restart_count()? > 0 || arguments.resume {
         training.resume(&arguments.output_dir)?;
     }
+    // Without --with_tracking there are no trackers, and these calls do nothing.
+    accelerator.init_trackers("nlp_example", settings(&arguments))?;
     let Some(history) = training.run(arguments.num_epochs())? else {
+        accelerator.end_training()?;
         main_println!(accelerator, "saved; --resume goes on from there");
         return Ok(());
     };
-    let samples_per_second = training.samples_per_second();
+    accelerator.end_training()?;
     save(&accelerator, &training.model, &config, &tokenizer, &history, &arguments.output_dir)?;
 
     let scores = reload_and_evaluate(&accelerator, &splits.dev, &arguments)?;
@@ -87,7 +88,7 @@ fn main() -> anyhow::Result<()> {
         trained == Some(scores),
         "the saved model does not do what the trained one did: {scores} after reading it back, before {trained:?}"
     );
-    let world_size = accelerator.num_processes();
+    let (world_size, samples_per_second) = (accelerator.num_processes(), training.samples_per_second());
     main_println!(accelerator, "{scores} samples_per_second={samples_per_second:.1} world_size={world_size}");
     Ok(())
 }
@@ -106,12 +107,16 @@ fn accelerator(arguments: &Arguments) -> accelerate::Result<Accelerator> {
             project_dir: Some(arguments.output_dir.clone()),
             automatic_checkpoint_naming: Some(true),
             total_limit: Some(2),
+            logging_dir: Some(arguments.logging_dir.clone()),
             // The model is read back at the end, on every machine.
             save_on_each_node: Some(true),
             ..Default::default()
         });
     if let Some(steps) = arguments.gradient_accumulation_steps {
         builder = builder.gradient_accumulation_steps(steps);
+    }
+    if arguments.with_tracking {
+        builder = builder.log_with(LoggerType::All);
     }
     if let Some(precision) = arguments.mixed_precision {
         builder = builder.mixed_precision(match precision {
@@ -122,6 +127,22 @@ fn accelerator(arguments: &Arguments) -> accelerate::Result<Accelerator> {
         });
     }
     builder.build()
+}
+
+fn load_weights(accelerator: &Accelerator, store: &ParamStore, folder: &Path) -> anyhow::Result<()> {
+    let new = bert::load_weights(store, folder)?;
+    if !new.is_empty() {
+        main_println!(accelerator, "not in the loaded model, so learned from scratch: {}", new.join(", "));
+    }
+    Ok(())
+}
+
+/// What trackers store of the run.
+fn settings(arguments: &Arguments) -> Values {
+    values! {
+        "lr" => arguments.learning_rate(), "num_epochs" => arguments.num_epochs(), "seed" => arguments.seed,
+        "batch_size" => arguments.batch_size,
+    }
 }
 
 /// A vocabulary learned from the training split by the main process, the same everywhere.
@@ -232,6 +253,10 @@ impl<'a> Training<'a> {
             let num_steps = done.history.losses.len();
             done.history.accuracies.push((num_steps, scores.accuracy));
             progress.print(&format!("epoch {epoch}/{num_epochs}: loss={mean:.4} {scores}"));
+            let values = values! {
+                "accuracy" => scores.accuracy, "f1" => scores.f1, "train_loss" => mean, "epoch" => epoch,
+            };
+            self.accelerator.log(values, epoch)?;
             self.scores = Some(scores);
         }
         progress.finish();

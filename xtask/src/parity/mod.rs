@@ -14,6 +14,7 @@ mod lora;
 mod models;
 mod precision;
 mod quant;
+mod trackers;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -59,6 +60,8 @@ enum What {
     Config(config::Config),
     /// Codes, files and products of weights of 4 and 8 bits, beside bitsandbytes on the CPU
     Quant,
+    /// Event files of trackers, read by TensorBoard
+    Trackers(trackers::Trackers),
 }
 
 #[derive(Debug, Args)]
@@ -96,6 +99,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Checkpoint(checkpoint) => checkpoint::run(checkpoint),
         What::Config(config) => config::run(config),
         What::Quant => quant::run(),
+        What::Trackers(trackers) => trackers::run(trackers),
     }
 }
 

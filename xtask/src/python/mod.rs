@@ -65,6 +65,20 @@ impl Environment {
         Ok(environment)
     }
 
+    /// The same with TensorBoard of the pinned version, in a folder of its own, too.
+    pub(crate) fn with_tensorboard() -> Result<Environment> {
+        let mut environment = Environment::ensure()?;
+        let folder = ensure_tensorboard(&environment.python)?;
+        let others: Vec<PathBuf> = std::env::split_paths(&environment.module_path).collect();
+        // Behind the others, which have packages of the same names.
+        environment.module_path = std::env::join_paths(others.into_iter().chain([folder]))?;
+        const QUESTION: &str = "import tensorboard; print(tensorboard.__version__)";
+        let version =
+            process::read(environment.command().args(["-c", QUESTION])).context("Python cannot import tensorboard")?;
+        environment.versions = format!("{}, tensorboard {}", environment.versions, version.trim());
+        Ok(environment)
+    }
+
     /// `python` with this environment's modules; threads and devices as every comparison uses them.
     pub(crate) fn command(&self) -> Command {
         self.with_modules(&self.python)
@@ -171,6 +185,15 @@ fn ensure_transformers(python: &Path) -> Result<PathBuf> {
     let tag = process::read(Command::new(python).args(["-c", "import sys; print(sys.implementation.cache_tag)"]))?;
     let folder = paths::cache_folder()?.join(format!("{}-transformers", tag.trim()));
     ensure_folder(python, folder, &text, |pip| process::run(pip().arg("--requirement").arg(&path)))
+}
+
+/// The folder with TensorBoard and what it needs to write and read files; not the server, which nobody starts.
+fn ensure_tensorboard(python: &Path) -> Result<PathBuf> {
+    let path = paths::repository_root().join("parity/tracking/requirements.txt");
+    let text = fs::read_to_string(&path).with_context(|| format!("could not read {}", path.display()))?;
+    let tag = process::read(Command::new(python).args(["-c", "import sys; print(sys.implementation.cache_tag)"]))?;
+    let folder = paths::cache_folder()?.join(format!("{}-tensorboard", tag.trim()));
+    ensure_folder(python, folder, &text, |pip| process::run(pip().arg("--no-deps").arg("--requirement").arg(&path)))
 }
 
 /// A folder of packages, installed by `install` unless it is there and `requirements` are those that it was installed from.

@@ -14,7 +14,7 @@ const FLOORS: [&[&str]; 7] = [
     &["documentation", "launchers", "local_sgd", "memory", "metrics", "testing"],
     &["accelerator", "quantized_model"],
     &["checkpoint", "data", "engine", "optim", "profile", "quant"],
-    &["amp", "big_model", "logging", "lora", "session"],
+    &["amp", "big_model", "logging", "lora", "session", "tracking"],
     &["nn", "state"],
     &["group", "offload", "tensor_tree"],
     &["error", "messages", "status"],

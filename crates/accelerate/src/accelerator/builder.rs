@@ -7,6 +7,7 @@ use crate::group::Group;
 use crate::messages;
 use crate::session::GradientState;
 use crate::state::{Lookup, PartialState, process_environment};
+use crate::tracking::LogWith;
 use accelerate_core::accumulation::PartialWindow;
 use accelerate_core::config::{
     Compilation, ConfigFile, DataLoaderConfiguration, DeepSpeedPlugin, DynamoBackend, FullyShardedDataParallelPlugin,
@@ -41,6 +42,7 @@ pub struct AcceleratorBuilder {
     config_file: Option<PathBuf>,
     /// The kinds of handlers given so far.
     handlers: Vec<&'static str>,
+    log_with: LogWith,
 }
 
 impl AcceleratorBuilder {
@@ -117,6 +119,34 @@ impl AcceleratorBuilder {
     /// ```
     pub fn log_level(mut self, log_level: LogLevel) -> Self {
         self.code.cluster.log_level = Some(log_level);
+        self
+    }
+
+    /// Where [`Accelerator::log`] writes values: built-in trackers by name (`"tensorboard"`, `"jsonl"`, or `"all"` of them), and
+    /// trackers of your own, which implement [`GeneralTracker`](crate::tracking::GeneralTracker). Default: nowhere. A second call
+    /// adds more. All processes name the same ones.
+    ///
+    /// The built-in ones write into the `logging_dir` of the [`ProjectConfiguration`], else into its `project_dir`, and one of the two
+    /// has to be set.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, ProjectConfiguration, values};
+    ///
+    /// # let folder = std::env::temp_dir().join(format!("accelerate-log-with-doc-{}", std::process::id()));
+    /// let project = ProjectConfiguration { project_dir: Some(folder.clone()), ..Default::default() };
+    /// let accelerator = Accelerator::builder().cpu(true).project_config(project).log_with("jsonl").build()?;
+    /// accelerator.init_trackers("demo", values! { "learning_rate" => 1e-3, "optimizer" => "adamw" })?;
+    /// for (step, loss) in [0.9, 0.5].into_iter().enumerate() {
+    ///     accelerator.log([("loss", loss)], step)?;
+    /// }
+    /// accelerator.end_training()?;
+    /// let lines = std::fs::read_to_string(folder.join("demo/log.jsonl")).map_err(accelerate::Error::other)?;
+    /// assert!(lines.ends_with("\"_step\":1,\"loss\":0.5}\n"), "{lines}");
+    /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn log_with(mut self, trackers: impl Into<LogWith>) -> Self {
+        self.log_with.add(trackers.into());
         self
     }
 
@@ -368,12 +398,14 @@ impl AcceleratorBuilder {
     }
 
     pub(super) fn build_with(
-        self,
+        mut self,
         lookup: Lookup<'_>,
         join: impl FnOnce(&RunConfig, Lookup<'_>) -> Result<PartialState>,
     ) -> Result<Accelerator> {
         let has_file = self.config_file.is_some();
+        let log_with = std::mem::take(&mut self.log_with);
         let mut config = self.resolve(lookup)?;
+        let trackers = log_with.resolve(config.project.has_logging_dir())?;
         messages::set_log_level(config.cluster.log_level);
         let deep_speed = deep_speed::read(&config)?;
         let mut state = join(&config, lookup)?;
@@ -394,7 +426,7 @@ impl AcceleratorBuilder {
         check_device(config.dynamo.compilation()?, state.device())?;
         let gradient_state =
             GradientState::new(config.gradient_accumulation.clone(), config.accelerator.partial_window)?;
-        Accelerator::from_config(config, deep_speed.map(Arc::new), state, gradient_state)
+        Accelerator::from_config(config, deep_speed.map(Arc::new), state, gradient_state, trackers)
     }
 
     /// What holds before any process has been met.

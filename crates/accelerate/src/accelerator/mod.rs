@@ -22,6 +22,7 @@ mod state_hooks;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
+mod tracking;
 mod training;
 
 pub use builder::AcceleratorBuilder;
@@ -42,6 +43,7 @@ use crate::error::Result;
 use crate::optim::GradScaler;
 use crate::session::{GradientState, Object, ObjectState, Session};
 use crate::state::PartialState;
+use crate::tracking::{Process, Trackers, Wanted};
 use accelerate_core::config::{DataLoaderSettings, OffloadTarget, ProjectSettings, RunConfig, ShardingStrategy};
 use accelerate_core::mesh::Mesh;
 use state_hooks::StateHooks;
@@ -81,6 +83,7 @@ struct Inner {
     /// How good the run is, for checkpoints.
     checkpoint_metric: Mutex<Option<f64>>,
     background_save: BackgroundSave,
+    trackers: Trackers,
     /// What is called before the state of the run is saved, and before it is loaded.
     save_hooks: Arc<StateHooks>,
     load_hooks: Arc<StateHooks>,
@@ -106,6 +109,7 @@ impl Accelerator {
         deep_speed: Option<Arc<DeepSpeed>>,
         state: PartialState,
         gradient_state: GradientState,
+        trackers: Vec<Wanted>,
     ) -> Result<Self> {
         let mixed_precision = config.cluster.mixed_precision;
         let outputs_to_fp32 = config.accelerator.outputs_to_fp32;
@@ -115,6 +119,9 @@ impl Accelerator {
         let session = Session::new(state.clone(), mesh(&config, &state)?, gradient_state);
         let (trigger, is_stopping) = (AtomicBool::new(false), AtomicBool::new(false));
         let checkpoint_iteration = AtomicUsize::new(config.project.iteration);
+        let process = Process { index: state.process_index(), count: state.num_processes() };
+        let logging_dir = config.project.has_logging_dir().then(|| config.project.resolved_logging_dir());
+        let trackers = Trackers::new(trackers, logging_dir, process);
         let [save_hooks, load_hooks] = [(); 2].map(|()| Arc::new(StateHooks::default()));
         let accelerator = Self(Arc::new(Inner {
             session,
@@ -127,6 +134,7 @@ impl Accelerator {
             checkpoint_iteration,
             checkpoint_metric: Mutex::default(),
             background_save: BackgroundSave::default(),
+            trackers,
             save_hooks,
             load_hooks,
         }));
@@ -141,12 +149,12 @@ impl Accelerator {
         }
     }
 
-    /// An accelerator of the same run and settings, whose session has nothing prepared and a group of its own: when ranks
-    /// fail in there, this one remains usable. Collective.
+    /// An accelerator of the same run and settings, whose session has nothing prepared, with no trackers and a group of its own: when
+    /// ranks fail in there, this one remains usable. Collective.
     pub(crate) fn fork(&self) -> Result<Self> {
         let state = self.state().with_group(self.group().fork()?);
         let deep_speed = self.deep_speed().map(|deep_speed| Arc::new(deep_speed.anew()));
-        Self::from_config(self.config().clone(), deep_speed, state, self.session().gradient_state.anew())
+        Self::from_config(self.config().clone(), deep_speed, state, self.session().gradient_state.anew(), Vec::new())
     }
 
     pub(crate) fn session(&self) -> &Session {

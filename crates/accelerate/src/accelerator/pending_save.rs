@@ -131,19 +131,6 @@ impl Accelerator {
         Ok(all.iter().flatten().any(|&is_writing| is_writing != 0))
     }
 
-    /// Ends what goes on beside the training: waits for the save in the background. To be called at the end of a program, which
-    /// learns here of what went wrong last.
-    ///
-    /// Collective.
-    ///
-    /// # Errors
-    /// As [`wait_for_save`](Self::wait_for_save).
-    #[track_caller]
-    pub fn end_training(&self) -> Result<()> {
-        let _called = crate::status::here();
-        self.wait_for_save()
-    }
-
     /// Has the save written by a thread of its own. Collective the first time.
     pub(super) fn start_save(&self, save: CheckpointSave) -> Result<()> {
         let mut state = self.0.background_save.lock();

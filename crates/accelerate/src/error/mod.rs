@@ -18,6 +18,7 @@ mod profile;
 mod reader;
 mod shown;
 mod state;
+mod tracking;
 mod weights;
 
 pub(crate) use big_model::BigModelError;
@@ -39,6 +40,7 @@ pub(crate) use shown::shortened_to;
 #[cfg(any(feature = "arrow", feature = "parquet"))]
 pub(crate) use shown::{Name, shortened};
 pub(crate) use state::StateError;
+pub(crate) use tracking::TrackingError;
 pub(crate) use weights::WeightsError;
 
 use std::any::Any;
@@ -96,6 +98,8 @@ pub(crate) enum Kind {
     Reader(ReaderError),
     #[error(transparent)]
     State(StateError),
+    #[error(transparent)]
+    Tracking(TrackingError),
     #[error(transparent)]
     Weights(WeightsError),
     #[error("{context}: {source}")]
@@ -207,6 +211,11 @@ impl Error {
         matches!(self.kind(), Kind::BigModel(_))
     }
 
+    /// A tracker cannot be used as it was asked to be, or cannot write what it was given. What was logged before is not touched by it.
+    pub fn is_tracking(&self) -> bool {
+        matches!(self.kind(), Kind::Tracking(_))
+    }
+
     /// Weights on disk are missing, damaged, or do not fit the model.
     pub fn is_weights(&self) -> bool {
         match self.kind() {
@@ -284,6 +293,7 @@ from_kind! {
     Profile(ProfileError),
     Reader(ReaderError),
     State(StateError),
+    Tracking(TrackingError),
     Weights(WeightsError),
 }
 

@@ -74,6 +74,11 @@ impl ProjectSettings {
         }
     }
 
+    /// Has anybody said where logs belong? The current folder is nobody's wish, so trackers do not write there.
+    pub const fn has_logging_dir(&self) -> bool {
+        self.logging_dir.is_some() || self.project_dir.is_some()
+    }
+
     /// Whether checkpoints are named and numbered automatically.
     ///
     /// ```

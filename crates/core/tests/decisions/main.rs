@@ -48,5 +48,6 @@ mod slurm;
 mod split;
 mod status;
 mod torch_dynamo;
+mod tracking;
 mod unasked;
 mod weight_files;
