@@ -5,7 +5,7 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::step::{Report, check_answers};
+use super::step::{Report, check_answers_within};
 use crate::python::Environment;
 use crate::race::{Pair, Race, Races};
 use crate::{paths, ranks};
@@ -21,13 +21,25 @@ struct Contest {
     /// What the rival is told besides.
     rival: &'static [&'static str],
     goal: f64,
+    /// The part of the mean square of outputs that sides may be apart.
+    tolerance: f64,
 }
 
-const NF4: Contest =
-    Contest { name: "quant_nf4_m1", mode: "nf4", rows: 1, steps: 60, warmup: 10, rival: &[], goal: 0.9 };
+const NF4: Contest = Contest {
+    name: "quant_nf4_m1",
+    mode: "nf4",
+    rows: 1,
+    steps: 60,
+    warmup: 10,
+    rival: &[],
+    goal: 0.9,
+    tolerance: 1e-3,
+};
 
 const CONTESTS: [Contest; 6] = [
-    Contest { rival: &["--way", "fused"], ..NF4 },
+    // Both sides round the table to bfloat16, and the rival its scales as well: 0.0004 below the mean square of exact weights here, and
+    // 0.0008 above it there.
+    Contest { rival: &["--way", "fused"], tolerance: 3e-3, ..NF4 },
     Contest { name: "quant_nf4_m64", rows: 64, steps: 15, warmup: 3, goal: 0.6, ..NF4 },
     Contest { name: "quant_nf4_m512", rows: 512, steps: 7, warmup: 2, goal: 0.6, ..NF4 },
     Contest { name: "quant_int8_m64", mode: "int8", rows: 64, steps: 20, warmup: 5, goal: 0.8, ..NF4 },
@@ -43,7 +55,7 @@ pub(super) fn races(environment: &Environment, rounds: usize, races: &mut Races)
         for round in 0..=rounds {
             let ours = Report::of(contest.ours())?;
             let rival = Report::of(contest.theirs(environment))?;
-            check_answers(contest.name, ours.answer, rival.answer)?;
+            check_answers_within(contest.tolerance, contest.name, ours.answer, rival.answer)?;
             if round > 0 {
                 pairs.push(Pair { ours: ours.micros, rival: rival.micros });
             }
