@@ -20,6 +20,7 @@ pub mod power_sgd;
 pub mod profile;
 pub mod quantization;
 pub mod restart;
+pub mod ring;
 pub mod sampler;
 pub mod schedule;
 pub mod settings;

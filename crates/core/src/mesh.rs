@@ -67,6 +67,80 @@ impl Mesh {
         Ok(Self { sizes: [world_size / shard_size, shard_size, 1, 1, 1] })
     }
 
+    /// Ranks along the axes that are named, and one along each other axis (`ParallelismConfig` of the reference).
+    ///
+    /// Two rules of the reference do not hold here: `tp` and `cp` go with `dp_replicate` alone, and `dp_replicate` needs no
+    /// `dp_shard`. Nothing is computed along `cp`, `sp` and `tp` yet, and settings refuse them.
+    ///
+    /// ```
+    /// use accelerate_core::mesh::{Axis, Mesh};
+    /// let mesh = Mesh::of(8, &[(Axis::DpReplicate, 2), (Axis::Cp, 2), (Axis::Tp, 2)])?;
+    /// assert_eq!(mesh.coordinates(6), [1, 0, 1, 0, 0]);
+    /// assert_eq!(mesh.rank_in(Mesh::DP, 6), 1);
+    /// assert_eq!(mesh.ranks_in(Mesh::DP_CP, 6), [0, 2, 4, 6]);
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::is_config`](crate::Error::is_config): sizes that do not multiply to the number of ranks, an axis of no ranks or that
+    /// is named twice, and `cp` beside `sp`, which divide the same sequences.
+    pub fn of(world_size: usize, sizes: &[(Axis, usize)]) -> Result<Self> {
+        let mut mesh = Self { sizes: [1; Axis::ALL.len()] };
+        let mut named: Vec<Axis> = Vec::new();
+        for &(axis, size) in sizes {
+            if named.contains(&axis) || size == 0 {
+                return Err(ConfigErrorKind::MeshAxis { axis: axis.name(), size, is_named_twice: size > 0 }.into());
+            }
+            named.push(axis);
+            mesh.sizes[axis as usize] = size;
+        }
+        if mesh.size(Axis::Cp) > 1 && mesh.size(Axis::Sp) > 1 {
+            return Err(ConfigErrorKind::TwoWaysToDivideSequences.into());
+        }
+        let product = mesh.sizes.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
+        if product != Some(world_size) {
+            return Err(ConfigErrorKind::MeshIsNotWorld { mesh: mesh.to_string(), world_size }.into());
+        }
+        Ok(mesh)
+    }
+
+    /// Ranks that read different rows (the reference's joint axis `dp`).
+    pub const DP: &[Axis] = &[Axis::DpReplicate, Axis::DpShard];
+
+    /// Ranks that divide a model's parameters, where those that divide a sequence share them, too (`dp_shard_cp`).
+    pub const DP_SHARD_CP: &[Axis] = &[Axis::DpShard, Axis::Cp];
+
+    /// Ranks whose losses make one mean (`dp_cp`).
+    pub const DP_CP: &[Axis] = &[Axis::DpReplicate, Axis::DpShard, Axis::Cp];
+
+    /// The place of rank `rank` along each axis, in the order of [`Axis::ALL`].
+    pub fn coordinates(&self, rank: usize) -> [usize; Axis::ALL.len()] {
+        let mut rest = rank;
+        let mut places = [0; Axis::ALL.len()];
+        for (place, size) in places.iter_mut().zip(self.sizes).rev() {
+            (*place, rest) = (rest % size, rest / size);
+        }
+        places
+    }
+
+    /// The ranks that differ from rank `rank` along these axes alone, in order.
+    pub fn ranks_in(&self, axes: &[Axis], rank: usize) -> Vec<usize> {
+        let own = self.coordinates(rank);
+        let is_fixed = |axis: &Axis| !axes.contains(axis);
+        let fixed: Vec<Axis> = Axis::ALL.into_iter().filter(is_fixed).collect();
+        let is_one = |other: &usize| {
+            let places = self.coordinates(*other);
+            fixed.iter().all(|&axis| places[axis as usize] == own[axis as usize])
+        };
+        (0..self.world_size()).filter(is_one).collect()
+    }
+
+    /// The place of rank `rank` among [those](Self::ranks_in): along [`Mesh::DP`] its `data_parallel_rank`, which says which rows
+    /// it reads, and along [`Axis::Tp`] its `tensor_parallel_rank`.
+    pub fn rank_in(&self, axes: &[Axis], rank: usize) -> usize {
+        self.ranks_in(axes, rank).into_iter().position(|other| other == rank).unwrap_or_default()
+    }
+
     /// Every rank has all of a model.
     pub fn replicated(world_size: usize) -> Self {
         Self { sizes: [world_size.max(1), 1, 1, 1, 1] }
@@ -119,6 +193,7 @@ impl fmt::Display for Mesh {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
 
@@ -138,7 +213,43 @@ mod tests {
                 }
             }
         }
+        for rank in 0..mesh.world_size() {
+            for axis in Axis::ALL {
+                assert_eq!(mesh.ranks_in(&[axis], rank), mesh.ranks_along(axis, rank));
+                assert_eq!(mesh.rank_in(&[axis], rank), mesh.coordinates(rank)[axis as usize]);
+            }
+            // Ranks that share rows are those that differ along no axis of data.
+            let same_rows: Vec<usize> =
+                (0..48).filter(|&other| mesh.rank_in(Mesh::DP, other) == mesh.rank_in(Mesh::DP, rank)).collect();
+            assert_eq!(same_rows, mesh.ranks_in(&[Axis::Cp, Axis::Sp, Axis::Tp], rank));
+        }
         assert_eq!(mesh.ranks_along(Axis::Tp, 6), [4, 5, 6, 7]);
         assert_eq!(mesh.ranks_along(Axis::DpReplicate, 6), [6, 30]);
+    }
+
+    #[test]
+    fn any_combination_that_multiplies_to_the_world_is_a_mesh() {
+        use Axis::{Cp, DpReplicate, DpShard, Sp, Tp};
+        for (world_size, sizes, wanted) in [
+            (1, vec![], "one rank"),
+            (8, vec![(Tp, 2), (DpReplicate, 4)], "dp_replicate 4 x tp 2"),
+            (8, vec![(DpReplicate, 2), (DpShard, 2), (Tp, 2)], "dp_replicate 2 x dp_shard 2 x tp 2"),
+            (6, vec![(Sp, 3), (DpShard, 2)], "dp_shard 2 x sp 3"),
+            (4, vec![(Cp, 4), (Sp, 1)], "cp 4"),
+        ] {
+            assert_eq!(Mesh::of(world_size, &sizes).unwrap().to_string(), wanted);
+        }
+        for (world_size, sizes, wanted) in [
+            (8, vec![(Tp, 3)], "tp 3 is not a mesh of 8 ranks"),
+            (2, vec![], "one rank is not a mesh of 2 ranks"),
+            (0, vec![], "one rank is not a mesh of 0 ranks"),
+            (4, vec![(Tp, 0)], "tp_size is 0"),
+            (4, vec![(Tp, 2), (Tp, 2)], "tp_size is said twice"),
+            (4, vec![(Cp, 2), (Sp, 2)], "cp_size and sp_size"),
+            (0, vec![(DpShard, 1 << 40), (Tp, 1 << 40)], "is not a mesh of 0 ranks"),
+        ] {
+            let error = Mesh::of(world_size, &sizes).unwrap_err();
+            assert!(error.is_config() && error.to_string().contains(wanted), "{error}");
+        }
     }
 }

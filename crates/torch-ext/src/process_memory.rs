@@ -35,6 +35,34 @@ pub fn read(process: u32, address: usize, tensor: &Tensor) -> io::Result<()> {
     done(unsafe { te_read_process(handle(tensor), process, address) }, io::ErrorKind::UnexpectedEof)
 }
 
+/// The same for a few words, of which each is read whole, though not all at the same moment.
+///
+/// # Errors
+/// As [`read`].
+///
+/// ```
+/// use std::sync::atomic::AtomicI64;
+/// let there = [AtomicI64::new(7), AtomicI64::new(-8)];
+/// let mut words = [0; 2];
+/// torch_ext::process_memory::read_words(std::process::id(), there.as_ptr() as usize, &mut words)?;
+/// assert_eq!(words, [7, -8]);
+/// assert!(torch_ext::process_memory::read_words(std::process::id(), 0, &mut words).is_err());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn read_words(process: u32, address: usize, words: &mut [i64]) -> io::Result<()> {
+    let process = i32::try_from(process).map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "no such process"))?;
+    let num_bytes = size_of_val(words);
+    let here = libc::iovec { iov_base: words.as_mut_ptr().cast(), iov_len: num_bytes };
+    let there = libc::iovec { iov_base: std::ptr::without_provenance_mut(address), iov_len: num_bytes };
+    // SAFETY: the kernel writes no further than the words, which are borrowed for the call; any bits are a word. What is wrong
+    // with the address is the kernel's to find.
+    match unsafe { libc::process_vm_readv(process, &raw const here, 1, &raw const there, 1, 0) } {
+        -1 => Err(io::Error::last_os_error()),
+        read if read as usize == num_bytes => Ok(()),
+        _ => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+    }
+}
+
 /// Lets processes with the same parent, and their children, [`read`] this one where the system allows that to a process's
 /// ancestors only (Yama's `ptrace_scope` 1, the default of some distributions). Debuggers among them may attach as well.
 ///

@@ -5,6 +5,7 @@
 
 mod big_model;
 mod checkpoint;
+mod collectives;
 mod ddp;
 mod fsdp;
 mod generate;
@@ -47,6 +48,8 @@ enum What {
     /// Help, a launch by a configuration file, starting two ranks, that up to their first all-reduce, and from the death of one
     /// until both are in their loops again (seconds); size of the command (MiB)
     Launch,
+    /// Sums over two ranks of one machine (microseconds)
+    Collectives,
     /// One training step of two ranks (milliseconds), and their peak memory (MiB per rank)
     Ddp(ddp::Settings),
     /// One training step of a model that two ranks share (milliseconds)
@@ -108,6 +111,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let wants = |what: What| is_all || arguments.what == what;
     if wants(What::Launch) {
         launch::races(&environment, rounds, &mut races)?;
+    }
+    if wants(What::Collectives) {
+        collectives::races(&environment, rounds, &mut races)?;
     }
     match &arguments.what {
         What::Ddp(settings) => ddp::races(&environment, rounds, settings, &mut races)?,

@@ -43,12 +43,13 @@ pub(super) fn lock(power_sgd: &Mutex<PowerSgd>) -> MutexGuard<'_, PowerSgd> {
     power_sgd.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Puts the hook that `kwargs` name or bring on the reducer of `group`.
+/// Puts the hook that `kwargs` name or bring on the reducer of `group`. Without one, where ranks share memory, that is one that
+/// reads the others' gradients in place of sending.
 pub(super) fn register(
     reducer: &Reducer,
     group: &Group,
     kwargs: &DistributedDataParallelSettings,
-    power_sgd: Option<&SharedPowerSgd>,
+    (power_sgd, shares_memory): (Option<&SharedPowerSgd>, bool),
 ) -> Result<()> {
     let wire = |hook| match hook {
         Hook::Fp16 => Some(Kind::Half),
@@ -58,6 +59,13 @@ pub(super) fn register(
     let wrapper = wire(kwargs.comm_wrapper);
     match &kwargs.comm_hook {
         // The reference applies a wrapper to a hook, so without a hook there is nothing to wrap.
+        DDPCommunicationHook::Named(Hook::No) if shares_memory => {
+            let group = group.clone();
+            Ok(reducer.register_comm_hook(None, move |bucket| {
+                group.mean_of_gradients(bucket.buffer)?;
+                Ok(Some(bucket.buffer.shallow_clone()))
+            })?)
+        }
         DDPCommunicationHook::Named(Hook::No) => Ok(()),
         DDPCommunicationHook::Named(hook @ (Hook::Fp16 | Hook::Bf16)) => {
             // Casting twice is casting to the narrower of the two; the wrapper is the outer one.

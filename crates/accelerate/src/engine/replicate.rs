@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tch::Tensor;
+use tch::{Device, Tensor};
 use torch_ext::{ProcessGroup, Reducer, ReducerOptions};
 
 /// The engine of a replicated model.
@@ -38,7 +38,7 @@ pub(super) struct Replicate {
     /// With `static_graph`, the first backward pass only records and is reduced at its end.
     first_static_pass: AtomicBool,
     static_graph: bool,
-    /// The communication hook divides by the world size; without one the reducer does.
+    /// The communication hook, the program's or the one that reads memory, divides by the world size; without one the reducer does.
     has_hook: bool,
     /// The gradients of this rank are those of a window that is not complete yet.
     window_open: AtomicBool,
@@ -94,7 +94,7 @@ impl Replicate {
             gradient_sync: AtomicBool::new(true),
             first_static_pass: AtomicBool::new(kwargs.static_graph),
             static_graph: kwargs.static_graph,
-            has_hook: !kwargs.comm_hook.is_none(),
+            has_hook: !kwargs.comm_hook.is_none() || shares_memory(group, &trainable),
             window_open: AtomicBool::new(false),
             join: Mutex::new(None),
         }))
@@ -340,8 +340,13 @@ fn new_reducer(
         order,
     };
     let reducer = Reducer::new(&params, &names, process_group.clone(), &options)?;
-    hooks::register(&reducer, group, kwargs, power_sgd)?;
+    hooks::register(&reducer, group, kwargs, (power_sgd, shares_memory(group, trainable)))?;
     Ok(reducer)
+}
+
+/// Can ranks read each other's gradients? They have found out when they took over rank 0's parameters.
+fn shares_memory(group: &Group, trainable: &[Param]) -> bool {
+    group.reads_peers() && trainable.iter().all(|param| param.local().device() == Device::Cpu)
 }
 
 /// Fails on every rank, naming the first difference, unless all ranks built the same model.

@@ -3,6 +3,7 @@
 //! Calls that differ between ranks would be undefined behaviour of the backend. The accelerator's collectives are always
 //! compared. In debug mode every call of the group is, before it is made.
 
+use super::peer_calls::PeerCall;
 use super::peer_process::await_ends;
 use super::{Group, PeerProcess};
 use crate::error::{CollectiveError, Error, Result};
@@ -106,7 +107,8 @@ impl Group {
         let mine = Tensor::f_from_slice(&[hasher.finish() as i64])?;
         let all = Tensor::f_empty([self.world_size() as i64], (Kind::Int64, Device::Cpu))?;
         let start = |group: &ProcessGroup| group.all_gather_into_tensor(&all, &mine, None);
-        self.run_uncompared(op, || shape.to_owned(), start)?;
+        let call = PeerCall::AllGather { input: &mine, places: &all.f_split(1, 0)? };
+        self.run_uncompared(op, &|| shape.to_owned(), &call, start)?;
         let hashes = Vec::<i64>::try_from(&all)?;
         if hashes.iter().all(|hash| *hash == hashes[0]) {
             return Ok(None);
@@ -130,7 +132,7 @@ impl Group {
 }
 
 /// An operation with what it is called with.
-fn call_text(op: &str, details: &str) -> String {
+pub(super) fn call_text(op: &str, details: &str) -> String {
     if details.is_empty() { op.to_owned() } else { format!("{op} of {details}") }
 }
 

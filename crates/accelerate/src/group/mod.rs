@@ -1,13 +1,19 @@
 //! Every collective goes through a [`Group`]: it knows the operation's name, number, shape and deadline.
 
+mod calls;
 mod compare;
 mod explain;
 mod journal;
 mod members;
 mod parts;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod peer_call_tests;
+mod peer_calls;
 mod peer_memory;
 mod peer_process;
 mod peer_reads;
+mod peer_waits;
 mod pending;
 mod transport;
 mod watch;
@@ -17,15 +23,16 @@ use crate::error::{CollectiveError, Error, Result};
 use crate::status;
 use journal::Journal;
 pub(crate) use members::Members;
+use peer_calls::{PeerCall, PeerCalls};
 pub(crate) use peer_process::PeerProcess;
 pub(crate) use peer_reads::MOST_PENDING;
 pub(crate) use pending::{PendingCollective, PendingReduceScatter};
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use tch::{Device, Kind, Tensor};
-use torch_ext::{GlooOptions, ProcessGroup, Store, Work, scalar};
+use torch_ext::{GlooOptions, ProcessGroup, Store, scalar};
 pub(crate) use transport::{NeededBy, PendingSum, ShardTransport};
 pub(crate) use watch::Watch;
 
@@ -104,6 +111,8 @@ struct Links {
     connect: Arc<Connect>,
     gloo: GlooOptions,
     num_forks: AtomicU64,
+    /// Once a tensor of the CPU has travelled: the ranks, where all can read each other's memory.
+    peer_calls: OnceLock<Option<PeerCalls>>,
 }
 
 /// Makes the backend of a group whose ranks meet in the store. Collective.
@@ -152,6 +161,7 @@ impl Group {
             connect,
             gloo,
             num_forks: AtomicU64::new(0),
+            peer_calls: OnceLock::new(),
         };
         Ok(Self::of(name, members, Some(links)))
     }
@@ -250,7 +260,8 @@ impl Group {
     /// Combines the tensor over all ranks, in place. Any shape; any float, integer or complex dtype, and `Bool`, whose sum says
     /// whether it is true on any rank. Collective.
     ///
-    /// The tensor must be contiguous.
+    /// All ranks get the same bits, and those that Gloo would give: on one machine, where ranks read each other's memory in place
+    /// of sending, they add in the order of its ring.
     ///
     /// # Errors
     /// [`ReduceOp::Mean`] of integers or `Bool` over several ranks, which these dtypes cannot hold; [`ReduceOp::Max`] and
@@ -265,10 +276,13 @@ impl Group {
         }
         wire::check_reduction(OP, tensor, op)?;
         let mut reduced = tensor.f_detach()?;
-        let (sent, of_backend) = wire::reducible(&reduced, op)?;
-        self.run_uncompared(OP, || shape_text(tensor), |group| group.all_reduce(&sent, of_backend, None))?;
-        if reduced.f_kind()? == Kind::Int16 {
-            reduced.f_copy_(&sent)?;
+        let dense = reduced.f_contiguous()?;
+        let (sent, of_backend) = wire::reducible(&dense, op)?;
+        let call = PeerCall::AllReduce { tensor: &sent, op: of_backend, factor: None };
+        let shape = || format!("{} ({op:?})", shape_text(tensor));
+        self.run_uncompared(OP, &shape, &call, |group| group.all_reduce(&sent, of_backend, None))?;
+        if sent.data_ptr() != reduced.data_ptr() {
+            reduced.f_copy_(&sent.f_view_as(&reduced)?)?;
         }
         if op == ReduceOp::Mean {
             scalar::div_(&reduced, self.world_size() as f64)?;
@@ -283,7 +297,9 @@ impl Group {
         self.compare_call("broadcast", || format!("{} from rank {source}", shape_text(tensor)))?;
         self.check_rank("broadcast", source)?;
         let wire = wire::movable(tensor)?;
-        self.run_uncompared("broadcast", || shape_text(tensor), |group| group.broadcast(&wire, source, None))?;
+        let call = PeerCall::Broadcast { tensor: &wire, source };
+        let shape = || format!("{} from rank {source}", shape_text(tensor));
+        self.run_uncompared("broadcast", &shape, &call, |group| group.broadcast(&wire, source, None))?;
         wire::write_back(&wire, tensor)
     }
 
@@ -296,7 +312,8 @@ impl Group {
         if self.world_size() == 1 {
             return Ok(vec![tensor.f_detach_copy()?]);
         }
-        self.run("all_gather", tensor, |group| group.all_gather(&outputs, &input, None))?;
+        let call = PeerCall::AllGather { input: &input, places: &outputs };
+        self.run("all_gather", &|| shape_text(tensor), &call, |group| group.all_gather(&outputs, &input, None))?;
         outputs.iter().map(|output| wire::restore(output, tensor)).collect()
     }
 
@@ -320,7 +337,10 @@ impl Group {
             return Ok(());
         }
         let (input, flat) = (wire::movable(rows)?, wire::movable(output)?);
-        self.run("all_gather_into_tensor", rows, |group| group.all_gather_into_tensor(&flat, &input, None))
+        let places = flat.f_view([self.world_size() as i64, -1])?.f_unbind(0)?;
+        let call = PeerCall::AllGather { input: &input, places: &places };
+        let start = |group: &ProcessGroup| group.all_gather_into_tensor(&flat, &input, None);
+        self.run("all_gather_into_tensor", &|| shape_text(rows), &call, start)
     }
 
     /// Combines all ranks' `[world_size * n, ...]` tensors; this rank gets its `[n, ...]` shard. Dtypes are those of
@@ -349,12 +369,13 @@ impl Group {
         }
         wire::check_reduction(OP, tensor, op)?;
         let shard = Tensor::f_empty(shape.as_slice(), (tensor.kind(), tensor.device()))?;
+        let call = PeerCall::ReduceScatter { rows: &rows, shard: &shard, op };
+        if self.run_by_peers(OP, &|| format!("{} ({op:?})", shape_text(tensor)), &call)? {
+            return wire::mean(shard, op, self.world_size());
+        }
         let pending = self.start_reduce_scatter(&rows, || Ok(rows.f_empty_like()?), op, "")?;
         pending.write_to(shard.f_view([-1])?)?;
-        if op == ReduceOp::Mean {
-            scalar::div_(&shard, world_size as f64)?;
-        }
-        Ok(shard)
+        wire::mean(shard, op, self.world_size())
     }
 
     /// Returns when every rank has called it. Collective.
@@ -362,13 +383,11 @@ impl Group {
     pub fn barrier(&self) -> Result<()> {
         let _called = status::here();
         // An all-reduce of one number: Gloo's own barrier ignores a shorter deadline than the group's.
-        self.run_shaped("barrier", String::new, |group| group.barrier(None))
+        self.run("barrier", &String::new, &PeerCall::Barrier, |group| group.barrier(None))
     }
 
     /// Overwrites many tensors with those of rank `source`, packed into few messages. Collective.
     pub(crate) fn broadcast_coalesced(&self, tensors: &[Tensor], source: usize) -> Result<()> {
-        /// The size PyTorch's DistributedDataParallel uses for its first broadcast.
-        const BUFFER_BYTES: usize = 250 << 20;
         let Some(links) = &self.inner.links else { return Ok(()) };
         if tensors.is_empty() {
             return Ok(());
@@ -376,11 +395,9 @@ impl Group {
         let shapes = || tensors.iter().map(shape_text).collect::<Vec<_>>().join(", ");
         self.compare_call("broadcast_coalesced", || format!("{} from rank {source}", shapes()))?;
         let wires = tensors.iter().map(wire::movable).collect::<Result<Vec<Tensor>>>()?;
-        let sequence = self.next_sequence();
-        let _entered = self.enter("broadcast_coalesced", sequence);
-        links.process_group.broadcast_coalesced(&wires, BUFFER_BYTES, source).map_err(|error| {
-            self.explain(links, "broadcast_coalesced", sequence, format!("{} tensors", tensors.len()), error)
-        })?;
+        if !self.broadcast_by_peers(&wires, source)? {
+            self.broadcast_packed(links, &wires, source)?;
+        }
         wires.iter().zip(tensors).try_for_each(|(wire, tensor)| wire::write_back(wire, tensor))
     }
 
@@ -501,44 +518,6 @@ impl Group {
             return Ok(());
         }
         Err(CollectiveError::NoSuchRank { op, rank, world_size: self.world_size() }.into())
-    }
-
-    fn next_sequence(&self) -> u64 {
-        self.inner.sequence.fetch_add(1, Ordering::Relaxed) + 1
-    }
-
-    fn run(
-        &self,
-        op: &'static str,
-        tensor: &Tensor,
-        start: impl FnOnce(&ProcessGroup) -> torch_ext::Result<Work>,
-    ) -> Result<()> {
-        self.run_shaped(op, || shape_text(tensor), start)
-    }
-
-    fn run_shaped(
-        &self,
-        op: &'static str,
-        shape: impl Fn() -> String,
-        start: impl FnOnce(&ProcessGroup) -> torch_ext::Result<Work>,
-    ) -> Result<()> {
-        self.compare_call(op, &shape)?;
-        self.run_uncompared(op, shape, start)
-    }
-
-    /// Starts an operation, waits for it, and explains its failure. The text is made only then.
-    fn run_uncompared(
-        &self,
-        op: &'static str,
-        shape: impl FnOnce() -> String,
-        start: impl FnOnce(&ProcessGroup) -> torch_ext::Result<Work>,
-    ) -> Result<()> {
-        let Some(links) = &self.inner.links else { return Ok(()) };
-        let sequence = self.next_sequence();
-        let _entered = self.enter(op, sequence);
-        start(&links.process_group)
-            .and_then(|work| work.wait(None))
-            .map_err(|error| self.explain(links, op, sequence, shape(), error))
     }
 
     /// Has a call failed on this process, so that the other ranks may be anywhere, and nothing is to be waited for any more?

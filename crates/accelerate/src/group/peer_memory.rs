@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicI64, Ordering, fence};
 use std::thread;
 use std::time::{Duration, Instant};
 use tch::Tensor;
-use torch_ext::process_memory::{let_siblings_read, read};
+use torch_ext::process_memory::{let_siblings_read, read, read_words};
 
 /// Stands where nobody may read.
 const CLOSED: i64 = 0;
@@ -74,10 +74,47 @@ pub(crate) struct PeerMemory {
     last: AtomicI64,
 }
 
+/// A rank whose status can be read.
 #[derive(Debug)]
-struct Peer {
-    process: u32,
+pub(super) struct Peer {
+    pub(super) process: u32,
     status_at: usize,
+    /// What its status began with.
+    pub(super) nonce: i64,
+}
+
+impl Peer {
+    /// The first numbers of its status.
+    pub(super) fn look(&self, words: &mut [i64]) -> io::Result<()> {
+        read_words(self.process, self.status_at, words)
+    }
+}
+
+/// A number nobody else has, by which a status is known: another process may have the same id in another container.
+pub(super) fn nonce() -> i64 {
+    (RandomState::new().hash_one(std::process::id()) >> 1) as i64 | 1
+}
+
+/// The ranks of a group, if each can read the status of every other, which begins with its `nonce`; `None` on all of them
+/// otherwise. Collective: `gather` joins all ranks' numbers, and `least` gives the least of them.
+pub(super) fn meet(
+    (status_at, nonce): (usize, i64),
+    gather: impl FnOnce(&Tensor) -> Result<Tensor>,
+    least: impl FnOnce(&Tensor) -> Result<()>,
+) -> Result<Option<Vec<Peer>>> {
+    // Whether that was needed and allowed shows below.
+    let _ = let_siblings_read();
+    let own = [i64::from(std::process::id()), status_at as i64, nonce];
+    let cards = Vec::<i64>::try_from(&gather(&Tensor::f_from_slice(&own)?)?)?;
+    let peer = |card: &[i64]| Peer { process: card[0] as u32, status_at: card[1] as usize, nonce: card[2] };
+    let peers: Vec<Peer> = cards.chunks_exact(own.len()).map(peer).collect();
+    let reads = |peer: &Peer| {
+        let mut found = [0];
+        peer.look(&mut found).is_ok() && found[0] == peer.nonce
+    };
+    let can_read = Tensor::f_from_slice(&[i64::from(peers.iter().all(reads))])?;
+    least(&can_read)?;
+    Ok((i64::try_from(&can_read)? == 1).then_some(peers))
 }
 
 impl Group {
@@ -86,21 +123,14 @@ impl Group {
         if self.world_size() == 1 {
             return Ok(None);
         }
-        // Whether that was needed and allowed shows below.
-        let _ = let_siblings_read();
-        // A number nobody else has: another process may have the same id in another container.
-        let nonce = (RandomState::new().hash_one(std::process::id()) >> 1) as i64 | 1;
+        let nonce = nonce();
         let status = Box::new(PeerStatus { stamp: AtomicI64::new(nonce), ..Default::default() });
-        let own = [i64::from(std::process::id()), &raw const *status as i64, nonce];
-        let cards = Vec::<i64>::try_from(&self.all_gather_into_tensor(&Tensor::f_from_slice(&own)?)?)?;
-        let peer = |card: &[i64]| Peer { process: card[0] as u32, status_at: card[1] as usize };
-        let peers = cards.chunks_exact(3).map(peer).collect();
-        let found = PeerMemory { group: self.clone(), peers, status, last: AtomicI64::new(nonce) };
-        let reads = |(rank, card): (usize, &[i64])| found.look(rank).is_ok_and(|status| status.stamp() == card[2]);
-        let can_read = Tensor::f_from_slice(&[i64::from(cards.chunks_exact(3).enumerate().all(reads))])?;
-        self.all_reduce(&can_read, ReduceOp::Min)?;
-        found.close();
-        Ok((i64::try_from(&can_read)? == 1).then_some(found))
+        let card = (&raw const *status as usize, nonce);
+        let least = |can_read: &Tensor| self.all_reduce(can_read, ReduceOp::Min);
+        let peers = meet(card, |own| self.all_gather_into_tensor(own), least)?;
+        let found = peers.map(|peers| PeerMemory { group: self.clone(), peers, status, last: AtomicI64::new(nonce) });
+        found.iter().for_each(PeerMemory::close);
+        Ok(found)
     }
 }
 
@@ -143,10 +173,7 @@ impl PeerMemory {
 
     fn look(&self, rank: usize) -> io::Result<Seen> {
         let mut seen = Seen([0; NUM_WORDS]);
-        let status = Tensor::f_from_slice(&seen.0).map_err(io::Error::other)?;
-        let Peer { process, status_at } = self.peers[rank];
-        read(process, status_at, &status)?;
-        status.f_copy_data(&mut seen.0, NUM_WORDS).map_err(io::Error::other)?;
+        self.peers[rank].look(&mut seen.0)?;
         Ok(seen)
     }
 
@@ -224,7 +251,7 @@ impl PeerMemory {
     /// # Errors
     /// The rank is gone, or has closed its memory meanwhile.
     pub(crate) fn read(&self, rank: usize, address: usize, place: &Tensor, reading: &PeerRead<'_>) -> Result<()> {
-        let Peer { process, .. } = self.peers[rank];
+        let process = self.peers[rank].process;
         let seen = read(process, address, place).and_then(|()| self.look(rank));
         self.check(rank, reading, &seen.map_err(|source| self.lost(rank, reading, source))?)
     }

@@ -3,6 +3,7 @@
 use super::{ReduceOp, shape_text};
 use crate::error::{CollectiveError, Result};
 use tch::{Kind, Tensor};
+use torch_ext::scalar;
 
 /// A contiguous, detached view or copy whose dtype every backend can move. Shares storage with
 /// `tensor` when that is contiguous, so that in-place collectives write through.
@@ -36,6 +37,14 @@ pub(super) fn write_back(wire: &Tensor, tensor: &Tensor) -> Result<()> {
         tensor.f_detach()?.f_copy_(&restore(wire, tensor)?)?;
     }
     Ok(())
+}
+
+/// Makes a mean of a sum over so many ranks, if that is wanted.
+pub(super) fn mean(sum: Tensor, op: ReduceOp, world_size: usize) -> Result<Tensor> {
+    if op == ReduceOp::Mean {
+        scalar::div_(&sum, world_size as f64)?;
+    }
+    Ok(sum)
 }
 
 /// Refuses results that the dtype cannot hold, before anything travels: all ranks have the same dtype.

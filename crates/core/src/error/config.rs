@@ -17,6 +17,12 @@ pub(crate) enum ConfigErrorKind {
          group is the ranks of one machine)"
     )]
     IncompleteMesh { world_size: usize, shard_size: usize },
+    #[error("{mesh} is not a mesh of {world_size} ranks; let the sizes of its axes multiply to the number of ranks")]
+    MeshIsNotWorld { mesh: String, world_size: usize },
+    #[error("{axis}_size is {}; give each axis one size of at least 1", if *is_named_twice { "said twice".to_owned() } else { size.to_string() })]
+    MeshAxis { axis: &'static str, size: usize, is_named_twice: bool },
+    #[error("cp_size and sp_size are both above 1, and both divide the same sequences; leave one of them at 1")]
+    TwoWaysToDivideSequences,
     #[error("{field} is on NVMe, but its folder is empty text; name a folder on that disk, for example /local_nvme")]
     NoFolder { field: &'static str },
     #[error(
@@ -63,6 +69,8 @@ impl ConfigErrorKind {
             Self::DynamoNeedsPython { .. } => vec!["backend"],
             Self::DynamoSetting { field, .. } => vec![field, "backend"],
             Self::IncompleteMesh { .. } => vec!["dp_shard_size"],
+            Self::MeshIsNotWorld { .. } | Self::MeshAxis { .. } => Vec::new(),
+            Self::TwoWaysToDivideSequences => vec!["cp_size", "sp_size"],
         }
     }
 }

@@ -1,0 +1,146 @@
+//! One call of a group: its number, its deadline, who is told of it, and which way it takes: through the ranks' memory where that
+//! can be, or through the backend.
+
+use super::peer_calls::{CallError, Made, PeerCall, PeerCalls};
+use super::{Group, Links, shape_text};
+use crate::error::Result;
+use accelerate_core::status::BACKWARD;
+use std::sync::atomic::Ordering;
+use tch::Tensor;
+use torch_ext::{ProcessGroup, Work};
+
+impl Group {
+    pub(super) fn next_sequence(&self) -> u64 {
+        self.inner.sequence.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    pub(super) fn run(
+        &self,
+        op: &'static str,
+        shape: &dyn Fn() -> String,
+        call: &PeerCall<'_>,
+        start: impl FnOnce(&ProcessGroup) -> torch_ext::Result<Work>,
+    ) -> Result<()> {
+        self.compare_call(op, shape)?;
+        self.run_uncompared(op, shape, call, start)
+    }
+
+    /// Makes a call in memory, or starts it in the backend and waits for it; explains its failure. The text is made only then.
+    pub(super) fn run_uncompared(
+        &self,
+        op: &'static str,
+        shape: &dyn Fn() -> String,
+        call: &PeerCall<'_>,
+        start: impl FnOnce(&ProcessGroup) -> torch_ext::Result<Work>,
+    ) -> Result<()> {
+        if self.run_by_peers_uncompared(op, shape, call)? {
+            return Ok(());
+        }
+        let Some(links) = &self.inner.links else { return Ok(()) };
+        let sequence = self.next_sequence();
+        let _entered = self.enter(op, sequence);
+        start(&links.process_group)
+            .and_then(|work| work.wait(None))
+            .map_err(|error| self.explain(links, op, sequence, shape(), error))
+    }
+
+    /// Makes a call in memory, if that can be.
+    pub(super) fn run_by_peers(
+        &self,
+        op: &'static str,
+        shape: &dyn Fn() -> String,
+        call: &PeerCall<'_>,
+    ) -> Result<bool> {
+        let can_be = self.peer_calls(op, call)?.is_some();
+        if can_be {
+            self.compare_call(op, shape)?;
+            self.run_by_peers_uncompared(op, shape, call)?;
+        }
+        Ok(can_be)
+    }
+
+    fn run_by_peers_uncompared(
+        &self,
+        op: &'static str,
+        shape: &dyn Fn() -> String,
+        call: &PeerCall<'_>,
+    ) -> Result<bool> {
+        let Some((links, peers)) = self.peer_calls(op, call)? else { return Ok(false) };
+        let sequence = self.next_sequence();
+        let _entered = self.enter(op, sequence);
+        peers.run(&Made { group: self, op, shape }, call).map_err(|error| match error {
+            CallError::Peer(error) => self.explain(links, op, sequence, shape(), error),
+            CallError::Own(error) => error,
+        })?;
+        Ok(true)
+    }
+
+    /// The ranks, if the call can be made in their memory. Collective at the first call with a tensor of the CPU, when they find out.
+    fn peer_calls(&self, op: &'static str, call: &PeerCall<'_>) -> Result<Option<(&Links, &PeerCalls)>> {
+        let Some(links) = self.inner.links.as_ref().filter(|_| call.is_readable()) else { return Ok(None) };
+        // Whether the backend knows tensors of the CPU is not known before there is one.
+        if links.peer_calls.get().is_none() && !matches!(call, PeerCall::Barrier) {
+            let found = self.meet_peers(links, op)?;
+            // Nobody else has made a call of this group meanwhile.
+            let _ = links.peer_calls.set(found);
+        }
+        Ok(links.peer_calls.get().and_then(Option::as_ref).map(|peers| (links, peers)))
+    }
+
+    fn meet_peers(&self, links: &Links, op: &'static str) -> Result<Option<PeerCalls>> {
+        let _entered = self.enter_reading(op);
+        let wait = |work: torch_ext::Result<Work>| {
+            let ended = work.and_then(|work| work.wait(None));
+            ended.map_err(|error| self.explain_own(op, String::new(), error))
+        };
+        let gather = |own: &Tensor| {
+            let all = own.f_empty_like()?.f_repeat([self.world_size() as i64])?;
+            wait(links.process_group.all_gather_into_tensor(&all, own, None))?;
+            Ok(all)
+        };
+        let least = |number: &Tensor| wait(links.process_group.all_reduce(number, torch_ext::ReduceOp::Min, None));
+        PeerCalls::new(self.rank(), gather, least)
+    }
+
+    /// Do ranks make collectives of tensors of the CPU in their memory? They have found out if there was any.
+    pub(crate) fn reads_peers(&self) -> bool {
+        self.inner.links.as_ref().is_some_and(|links| matches!(links.peer_calls.get(), Some(Some(_))))
+    }
+
+    /// Makes the mean over ranks of gradients, `[num_elements]` on the CPU, in place, as the reducer would: each rank's are divided
+    /// before they are added. For ranks that [read each other's memory](Self::reads_peers). Collective.
+    pub(crate) fn mean_of_gradients(&self, gradients: &Tensor) -> Result<()> {
+        let factor = Some(1.0 / self.world_size() as f64);
+        let call = PeerCall::AllReduce { tensor: gradients, op: torch_ext::ReduceOp::Sum, factor };
+        self.run_by_peers_uncompared(BACKWARD, &|| shape_text(gradients), &call).map(drop)
+    }
+
+    /// Overwrites tensors with those of rank `source` in memory, if that can be. Collective.
+    pub(super) fn broadcast_by_peers(&self, tensors: &[Tensor], source: usize) -> Result<bool> {
+        const OP: &str = "broadcast_coalesced";
+        let all = |tensor: &Tensor| PeerCall::Broadcast { tensor, source }.is_readable();
+        if !tensors.iter().all(all) {
+            return Ok(false);
+        }
+        for tensor in tensors {
+            let call = PeerCall::Broadcast { tensor, source };
+            if !self.run_by_peers_uncompared(OP, &|| format!("{} tensors", tensors.len()), &call)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// The same by the backend, packed into few messages.
+    pub(super) fn broadcast_packed(&self, links: &Links, tensors: &[Tensor], source: usize) -> Result<()> {
+        const OP: &str = "broadcast_coalesced";
+        /// The size PyTorch's DistributedDataParallel uses for its first broadcast.
+        const BUFFER_BYTES: usize = 250 << 20;
+        let sequence = self.next_sequence();
+        let _entered = self.enter(OP, sequence);
+        links
+            .process_group
+            .broadcast_coalesced(tensors, BUFFER_BYTES, source)
+            .map_err(|error| self.explain(links, OP, sequence, format!("{} tensors", tensors.len()), error))
+    }
+}

@@ -1,0 +1,558 @@
+//! Collectives of ranks on one machine, which read what they need out of each other's memory: nothing passes through sockets, and
+//! no thread but the caller's takes part.
+//!
+//! Each rank publishes in its status which call it makes, where its tensor lies, and how far it is. All ranks compare the calls
+//! before anything is read, and none returns before all others have read what they need of it. A rank that fails says so in its
+//! status before its memory may change, and whoever has read from it looks there afterwards.
+//!
+//! Sums are added in the order of Gloo's ring ([`ring`]), so they have the same bits, and the same on every rank: each part is
+//! added by one rank, and copied by the others. Small tensors are added by all ranks, in that same order.
+
+use super::compare::call_text;
+use super::peer_memory::{Peer, meet, nonce};
+use super::peer_waits::Patience;
+use super::{Group, ReduceOp};
+use crate::error::{CollectiveError, Error, Result};
+use accelerate_core::ring;
+use rustix::io::Errno;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::sync::atomic::{AtomicI64, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread;
+use tch::{Device, Kind, Tensor};
+use torch_ext::process_memory::read;
+use torch_ext::scalar;
+
+/// Up to this size every rank reads all of every other's tensor, and waits once less.
+const SMALL_BYTES: usize = 16 << 10;
+
+/// How much is read and added at once: it stays in the caches of a core.
+const BLOCK_BYTES: usize = 128 << 10;
+
+/// In place of the number that a status begins with.
+const FAILED: i64 = -1;
+const CLOSED: i64 = 0;
+
+/// How far a rank is in a call.
+const ENTERED: i64 = 1;
+/// Its part of the sum is there; or it has found that ranks make different calls, and says which one it makes.
+const HAS_RESULT: i64 = 2;
+/// It needs nothing more of the others.
+const DONE: i64 = 3;
+const NUM_STEPS: i64 = 4;
+
+/// What its peers see of a rank.
+#[derive(Debug, Default)]
+#[repr(C)]
+struct CallStatus {
+    /// The number that the ranks have met with, or why nobody may read any more.
+    standing: AtomicI64,
+    /// Number of the call times [`NUM_STEPS`], and how far it is.
+    progress: AtomicI64,
+    /// Stands for the call and its number.
+    call: AtomicI64,
+    /// Where its tensor begins.
+    address: AtomicI64,
+    /// Stands for both.
+    seal: AtomicI64,
+    /// The call in words, where ranks make different ones.
+    text_at: AtomicI64,
+    text_bytes: AtomicI64,
+}
+
+/// A status as it was when a peer read it.
+#[derive(Clone, Copy, Default)]
+struct Seen([i64; 7]);
+
+impl Seen {
+    fn standing(&self) -> i64 {
+        self.0[0]
+    }
+    fn progress(&self) -> i64 {
+        self.0[1]
+    }
+    fn address(&self) -> usize {
+        self.0[3] as usize
+    }
+    fn is_of(&self, call: i64) -> bool {
+        self.0[2] == call && self.0[4] == seal(call, self.0[3])
+    }
+    fn text(&self) -> (usize, i64) {
+        (self.0[5] as usize, self.0[6])
+    }
+}
+
+fn seal(call: i64, address: i64) -> i64 {
+    call.rotate_left(17) ^ address
+}
+
+/// A collective on contiguous tensors of the CPU.
+#[derive(Clone, Copy)]
+pub(super) enum PeerCall<'a> {
+    Barrier,
+    /// Combined in place; every rank's numbers are multiplied by `factor` before.
+    AllReduce {
+        tensor: &'a Tensor,
+        op: torch_ext::ReduceOp,
+        factor: Option<f64>,
+    },
+    Broadcast {
+        tensor: &'a Tensor,
+        source: usize,
+    },
+    /// Every rank's `input` in its place.
+    AllGather {
+        input: &'a Tensor,
+        places: &'a [Tensor],
+    },
+    /// Rank `r` combines the `r`-th of all ranks' `rows`, in the order of ranks, in its `shard`.
+    ReduceScatter {
+        rows: &'a Tensor,
+        shard: &'a Tensor,
+        op: ReduceOp,
+    },
+}
+
+impl PeerCall<'_> {
+    /// What others read.
+    fn tensor(&self) -> Option<&Tensor> {
+        match self {
+            Self::Barrier => None,
+            Self::AllReduce { tensor, .. } | Self::Broadcast { tensor, .. } => Some(tensor),
+            Self::AllGather { input, .. } => Some(input),
+            Self::ReduceScatter { rows, .. } => Some(rows),
+        }
+    }
+
+    /// Can it be made in memory?
+    pub(super) fn is_readable(&self) -> bool {
+        let lies_here = |tensor: &Tensor| tensor.device() == Device::Cpu && tensor.is_contiguous();
+        match self {
+            Self::AllGather { input, places } => lies_here(input) && places.iter().all(lies_here),
+            _ => self.tensor().is_none_or(lies_here),
+        }
+    }
+
+    fn hash(&self, op: &str, number: i64) -> i64 {
+        let (what, how) = match self {
+            Self::Barrier => (0u8, 0),
+            Self::AllReduce { op, .. } => (1, *op as usize),
+            Self::Broadcast { source, .. } => (2, *source),
+            Self::AllGather { .. } => (3, 0),
+            Self::ReduceScatter { op, .. } => (4, *op as usize),
+        };
+        let tensor = self.tensor().map(|tensor| (tensor.kind() as usize, tensor.numel()));
+        let mut hasher = DefaultHasher::new();
+        (op, number, what, how, tensor).hash(&mut hasher);
+        hasher.finish() as i64
+    }
+}
+
+/// Why a call ends early.
+enum Fault {
+    /// Of the others: a deadline, or a rank that is gone.
+    Peer(torch_ext::Error),
+    /// Of this rank.
+    Own(Error),
+    /// What ranks are about to do, in their order.
+    Different(Vec<String>),
+}
+
+impl<E: Into<Error>> From<E> for Fault {
+    fn from(error: E) -> Self {
+        Self::Own(error.into())
+    }
+}
+
+type Step<T = ()> = std::result::Result<T, Fault>;
+
+/// Which call of a group is made, for messages.
+pub(super) struct Made<'a> {
+    pub(super) group: &'a Group,
+    pub(super) op: &'static str,
+    pub(super) shape: &'a dyn Fn() -> String,
+}
+
+/// The ranks of a group, which make collectives in each other's memory.
+pub(super) struct PeerCalls {
+    rank: usize,
+    peers: Vec<Peer>,
+    /// Peers may look at it for as long as this process lives.
+    status: &'static CallStatus,
+    nonce: i64,
+    /// Is there a processor for each rank?
+    spins: bool,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// Calls so far.
+    number: i64,
+    /// Bytes for what is read before it is added.
+    room: Option<Tensor>,
+}
+
+/// A running call.
+struct Running<'a> {
+    calls: &'a PeerCalls,
+    made: &'a Made<'a>,
+    state: MutexGuard<'a, State>,
+    /// Where the others' tensors begin, by rank.
+    addresses: Vec<usize>,
+}
+
+impl PeerCalls {
+    /// `None` on all ranks unless each can read every other's memory. Collective, through `gather` and `least` of [`meet`].
+    pub(super) fn new(
+        rank: usize,
+        gather: impl FnOnce(&Tensor) -> Result<Tensor>,
+        least: impl FnOnce(&Tensor) -> Result<()>,
+    ) -> Result<Option<Self>> {
+        let nonce = nonce();
+        let status: &CallStatus = Box::leak(Box::default());
+        status.standing.store(nonce, Ordering::SeqCst);
+        let peers = meet((&raw const *status as usize, nonce), gather, least)?;
+        let num_processors = thread::available_parallelism().map_or(1, usize::from);
+        Ok(peers.map(|peers| {
+            let spins = peers.len() <= num_processors;
+            Self { rank, peers, status, nonce, spins, state: Mutex::default() }
+        }))
+    }
+
+    /// Makes a call that all ranks make. Collective.
+    ///
+    /// # Errors
+    /// Ranks that make different calls; a rank that is gone, has failed, or does not come before the deadline.
+    pub(super) fn run(&self, made: &Made<'_>, call: &PeerCall<'_>) -> std::result::Result<(), CallError> {
+        // Whole after every statement: another thread that panicked has failed as a rank, too.
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut running = Running { calls: self, made, state, addresses: Vec::new() };
+        let fault = match running.make(call) {
+            Ok(()) => return Ok(()),
+            Err(fault) => fault,
+        };
+        if let Fault::Different(calls) = fault {
+            return Err(CallError::Own(made.group.different_calls(&calls)));
+        }
+        // Before anything that is written to the memory afterwards.
+        self.status.standing.store(FAILED, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        Err(match fault {
+            Fault::Peer(error) => CallError::Peer(error),
+            Fault::Own(error) => {
+                made.group.fail(made.op, (made.shape)(), &error.to_string());
+                CallError::Own(error)
+            }
+            Fault::Different(_) => CallError::Own(Error::other("ranks make different calls")),
+        })
+    }
+
+    fn others(&self) -> impl Iterator<Item = usize> + use<> {
+        let (own, world_size) = (self.rank, self.peers.len());
+        (1..world_size).map(move |step| (own + step) % world_size)
+    }
+
+    fn look(&self, rank: usize) -> io::Result<Seen> {
+        let mut seen = Seen::default();
+        self.peers[rank].look(&mut seen.0)?;
+        Ok(seen)
+    }
+}
+
+/// A failed call.
+pub(super) enum CallError {
+    /// To be explained: who is missing?
+    Peer(torch_ext::Error),
+    Own(Error),
+}
+
+impl Drop for PeerCalls {
+    fn drop(&mut self) {
+        let _has_failed = self.status.standing.compare_exchange(self.nonce, CLOSED, Ordering::SeqCst, Ordering::SeqCst);
+    }
+}
+
+impl Running<'_> {
+    fn make(&mut self, call: &PeerCall<'_>) -> Step {
+        if self.calls.status.standing.load(Ordering::SeqCst) != self.calls.nonce {
+            let reason = "an earlier collective of this group has failed on this rank";
+            return Err(Fault::Peer(torch_ext::Error::connection(self.made.op, reason)));
+        }
+        self.enter(call)?;
+        match *call {
+            PeerCall::Barrier => self.finish(),
+            PeerCall::AllReduce { tensor, op, factor } => {
+                let flat = tensor.f_view([-1])?;
+                let add = Add { op, factor };
+                if num_bytes(&flat) <= SMALL_BYTES { self.reduce_small(&flat, add) } else { self.reduce(&flat, add) }
+            }
+            PeerCall::Broadcast { tensor, source } => {
+                if source != self.calls.rank {
+                    self.read(source, 0, &tensor.f_view([-1])?)?;
+                }
+                self.finish()
+            }
+            PeerCall::AllGather { input, places } => {
+                for (rank, place) in places.iter().enumerate() {
+                    if rank != self.calls.rank {
+                        self.read(rank, 0, place)?;
+                    } else if place.data_ptr() != input.data_ptr() {
+                        place.shallow_clone().f_view([-1])?.f_copy_(&input.f_view([-1])?)?;
+                    }
+                }
+                self.finish()
+            }
+            PeerCall::ReduceScatter { rows, shard, op } => self.reduce_scatter(rows, &shard.f_view([-1])?, op),
+        }
+    }
+
+    /// Waits until all ranks make this call.
+    fn enter(&mut self, call: &PeerCall<'_>) -> Step {
+        let calls = self.calls;
+        self.state.number += 1;
+        let number = self.state.number;
+        let hash = call.hash(self.made.op, number);
+        let address = call.tensor().map_or(0, |tensor| tensor.data_ptr() as i64);
+        calls.status.address.store(address, Ordering::SeqCst);
+        calls.status.call.store(hash, Ordering::SeqCst);
+        calls.status.seal.store(seal(hash, address), Ordering::SeqCst);
+        self.post(ENTERED);
+        self.addresses = vec![0; calls.peers.len()];
+        let mut are_equal = true;
+        for rank in calls.others() {
+            let mut seen = self.wait_for(rank, ENTERED)?;
+            if !seen.is_of(hash) {
+                // Its words may have been read while they were being written.
+                seen = self.wait_for(rank, ENTERED)?;
+            }
+            are_equal &= seen.is_of(hash);
+            self.addresses[rank] = seen.address();
+        }
+        if are_equal { Ok(()) } else { Err(self.differ()) }
+    }
+
+    /// All ranks find that they make different calls; what each of them makes.
+    #[cold]
+    fn differ(&mut self) -> Fault {
+        let calls = self.calls;
+        let text = call_text(self.made.op, &(self.made.shape)());
+        calls.status.text_at.store(text.as_ptr() as i64, Ordering::SeqCst);
+        calls.status.text_bytes.store(text.len() as i64, Ordering::SeqCst);
+        self.post(HAS_RESULT);
+        let read_texts = || -> Step<Vec<String>> {
+            let mut texts = vec![text.clone(); calls.peers.len()];
+            for rank in calls.others() {
+                self.wait_for(rank, HAS_RESULT)?;
+                let (address, num_bytes) = self.wait_for(rank, HAS_RESULT)?.text();
+                let bytes = Tensor::f_zeros([num_bytes.clamp(0, SMALL_BYTES as i64)], (Kind::Uint8, Device::Cpu))?;
+                self.read_at(rank, address, &bytes)?;
+                texts[rank] = String::from_utf8_lossy(&Vec::<u8>::try_from(&bytes)?).into_owned();
+            }
+            self.finish()?;
+            Ok(texts)
+        };
+        read_texts().map_or_else(|fault| fault, Fault::Different)
+    }
+
+    fn post(&self, step: i64) {
+        self.calls.status.progress.store(self.state.number * NUM_STEPS + step, Ordering::SeqCst);
+    }
+
+    /// Needs nothing more of the others, and waits until they need nothing more of this rank.
+    fn finish(&self) -> Step {
+        self.post(DONE);
+        self.calls.others().try_for_each(|rank| self.wait_for(rank, DONE).map(drop))
+    }
+
+    /// Waits until a rank is so far; its status then.
+    fn wait_for(&self, rank: usize, step: i64) -> Step<Seen> {
+        let (calls, wanted) = (self.calls, self.state.number * NUM_STEPS + step);
+        let mut patience = Patience::new(self.made.group.timeout(), calls.spins);
+        loop {
+            let seen = match calls.look(rank) {
+                Ok(seen) => seen,
+                // It has ended after it had read all that it needs, and nothing more is needed of it.
+                Err(_) if step == DONE => return Ok(Seen::default()),
+                Err(error) => return Err(self.lost(rank, error)),
+            };
+            if seen.standing() == FAILED {
+                return Err(self.gone(rank, "has failed"));
+            }
+            if seen.progress() >= wanted {
+                return Ok(seen);
+            }
+            if seen.standing() != calls.peers[rank].nonce {
+                return Err(self.gone(rank, "has left the group"));
+            }
+            if !patience.wait() {
+                let late = format!("rank {} is late", self.made.group.name_of(rank));
+                return Err(Fault::Peer(torch_ext::Error::timeout(self.made.op, late)));
+            }
+        }
+    }
+
+    #[cold]
+    fn gone(&self, rank: usize, what: &str) -> Fault {
+        let rank = self.made.group.name_of(rank);
+        Fault::Peer(torch_ext::Error::connection(self.made.op, format!("rank {rank} {what}")))
+    }
+
+    #[cold]
+    fn lost(&self, rank: usize, source: io::Error) -> Fault {
+        // The process has ended, or what was read is not there any more.
+        let of_the_rank = [Errno::SRCH, Errno::FAULT].map(|error| Some(error.raw_os_error()));
+        if of_the_rank.contains(&source.raw_os_error()) {
+            return self.gone(rank, &format!("cannot be read: {source}"));
+        }
+        let (rank, what) = (self.made.group.name_of(rank), (self.made.shape)());
+        Fault::Own(CollectiveError::MemoryUnreadable { rank, what, source }.into())
+    }
+
+    /// Fills `place` from what a rank has from byte `offset` of its tensor on.
+    fn read(&self, rank: usize, offset: usize, place: &Tensor) -> Step {
+        self.read_at(rank, self.addresses[rank] + offset, place)
+    }
+
+    fn read_at(&self, rank: usize, address: usize, place: &Tensor) -> Step {
+        if place.numel() == 0 {
+            return Ok(());
+        }
+        read(self.calls.peers[rank].process, address, place).map_err(|source| self.lost(rank, source))
+    }
+
+    /// Room for `count` times as many elements as `like` has.
+    fn room(&mut self, count: usize, like: &Tensor) -> Step<Vec<Tensor>> {
+        let (bytes, numel) = (num_bytes(like), like.numel() as i64);
+        let wanted = (count * bytes).max(2 * BLOCK_BYTES) as i64;
+        let room = match self.state.room.take() {
+            Some(room) if wanted <= room.numel() as i64 => room,
+            _ => Tensor::f_empty([wanted], (Kind::Uint8, Device::Cpu))?,
+        };
+        let all = room.f_narrow(0, 0, (count * bytes) as i64)?.f_view_dtype(like.f_kind()?)?;
+        self.state.room = Some(room);
+        let place = |at: usize| Ok(all.f_narrow(0, at as i64 * numel, numel)?);
+        (0..count).map(place).collect()
+    }
+
+    /// Every rank adds up everything.
+    fn reduce_small(&mut self, own: &Tensor, add: Add) -> Step {
+        let calls = self.calls;
+        let (rank, world_size) = (calls.rank, calls.peers.len());
+        let mut versions = self.room(world_size, own)?;
+        for rank in calls.others() {
+            self.read(rank, 0, &versions[rank])?;
+        }
+        // The others see this rank's numbers as they were.
+        self.finish()?;
+        if world_size == 2 {
+            add.scale(own)?;
+            add.scale(&versions[1 - rank])?;
+            return add.combine(own, &versions[1 - rank]);
+        }
+        versions[rank].f_copy_(own)?;
+        versions.iter().try_for_each(|version| add.scale(version))?;
+        for (owner, part) in ring::parts(own.numel(), own.f_kind()?.elt_size_in_bytes(), world_size).iter().enumerate()
+        {
+            let of = |tensor: &Tensor| tensor.f_narrow(0, part.start as i64, part.len() as i64);
+            let mut ranks = ring::order(owner, world_size);
+            let sum = of(&versions[ranks.next().unwrap_or(owner)])?;
+            for next in ranks {
+                add.combine(&sum, &of(&versions[next])?)?;
+            }
+            of(own)?.f_copy_(&sum)?;
+        }
+        Ok(())
+    }
+
+    /// Every rank adds up its part, and reads the other parts' sums.
+    fn reduce(&mut self, own: &Tensor, add: Add) -> Step {
+        let calls = self.calls;
+        let world_size = calls.peers.len();
+        let element_bytes = own.f_kind()?.elt_size_in_bytes();
+        let parts = ring::parts(own.numel(), element_bytes, world_size);
+        let part = &parts[calls.rank];
+        for start in part.clone().step_by(BLOCK_BYTES / element_bytes) {
+            let numel = (BLOCK_BYTES / element_bytes).min(part.end - start);
+            let block = own.f_narrow(0, start as i64, numel as i64)?;
+            let places = self.room(2, &block)?;
+            let (sum, version) = (&places[0], &places[1]);
+            for (step, rank) in ring::order(calls.rank, world_size).take(world_size - 1).enumerate() {
+                let place = if step == 0 { sum } else { version };
+                self.read(rank, start * element_bytes, place)?;
+                add.scale(place)?;
+                if step > 0 {
+                    add.combine(sum, version)?;
+                }
+            }
+            add.scale(&block)?;
+            add.combine(&block, sum)?;
+        }
+        self.post(HAS_RESULT);
+        for rank in calls.others() {
+            self.wait_for(rank, HAS_RESULT)?;
+            let part = &parts[rank];
+            self.read(rank, part.start * element_bytes, &own.f_narrow(0, part.start as i64, part.len() as i64)?)?;
+        }
+        self.finish()
+    }
+
+    fn reduce_scatter(&mut self, rows: &Tensor, shard: &Tensor, op: ReduceOp) -> Step {
+        let calls = self.calls;
+        let add = Add { op: op.of_backend(), factor: None };
+        let element_bytes = shard.f_kind()?.elt_size_in_bytes();
+        let row = calls.rank * shard.numel();
+        let rows = rows.f_view([-1])?;
+        for start in (0..shard.numel()).step_by(BLOCK_BYTES / element_bytes) {
+            let numel = (BLOCK_BYTES / element_bytes).min(shard.numel() - start);
+            let mut sum = shard.f_narrow(0, start as i64, numel as i64)?;
+            let version = self.room(1, &sum)?.swap_remove(0);
+            for rank in 0..calls.peers.len() {
+                let own =
+                    (rank == calls.rank).then(|| rows.f_narrow(0, (row + start) as i64, numel as i64)).transpose()?;
+                match (rank, own) {
+                    (0, Some(own)) => drop(sum.f_copy_(&own)?),
+                    (0, None) => self.read(rank, (row + start) * element_bytes, &sum)?,
+                    (_, Some(own)) => add.combine(&sum, &own)?,
+                    (_, None) => {
+                        self.read(rank, (row + start) * element_bytes, &version)?;
+                        add.combine(&sum, &version)?;
+                    }
+                }
+            }
+        }
+        self.finish()
+    }
+}
+
+fn num_bytes(tensor: &Tensor) -> usize {
+    tensor.numel() * tensor.kind().elt_size_in_bytes()
+}
+
+/// How versions become one.
+#[derive(Clone, Copy)]
+struct Add {
+    op: torch_ext::ReduceOp,
+    factor: Option<f64>,
+}
+
+impl Add {
+    fn scale(self, version: &Tensor) -> Step {
+        if let Some(factor) = self.factor {
+            scalar::mul_(version, factor)?;
+        }
+        Ok(())
+    }
+
+    fn combine(self, result: &Tensor, version: &Tensor) -> Step {
+        match self.op {
+            torch_ext::ReduceOp::Max => drop(result.f_maximum_out(result, version)?),
+            torch_ext::ReduceOp::Min => drop(result.f_minimum_out(result, version)?),
+            // The only other one of a group; a sum of `Bool` is its maximum.
+            _ if result.f_kind()? == Kind::Bool => drop(result.f_logical_or_out(result, version)?),
+            _ => drop(result.shallow_clone().f_add_(version)?),
+        }
+        Ok(())
+    }
+}
