@@ -91,7 +91,7 @@ fn calls_that_differ_are_listed_on_all_ranks() {
         (
             |accelerator| accelerator.group().reduce_scatter_tensor(&floats(2), ReduceOp::Sum).map(drop),
             |accelerator| accelerator.group().reduce_scatter_tensor(&floats(4), ReduceOp::Sum).map(drop),
-            "rank 0: reduce_scatter of [2] Float; rank 1: reduce_scatter of [4] Float.",
+            "rank 0: reduce_scatter_tensor of [2] Float (Sum); rank 1: reduce_scatter_tensor of [4] Float (Sum).",
         ),
         (
             |accelerator| accelerator.gather_object(&[1]).map(drop),

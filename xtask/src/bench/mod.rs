@@ -101,6 +101,20 @@ impl Goal {
     }
 }
 
+/// Races against a number.
+fn without_rival(wants: impl Fn(What) -> bool, rounds: usize, races: &mut Races) -> Result<()> {
+    if wants(What::Memory) {
+        fsdp::memory(rounds, races)?;
+    }
+    if wants(What::Qlora) {
+        qlora::memory(rounds, races)?;
+    }
+    if wants(What::Offload) {
+        offload::races(rounds, races)?;
+    }
+    Ok(())
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     libtorch::ensure()?;
     let environment = Environment::ensure()?;
@@ -123,15 +137,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if wants(What::Fsdp) {
         fsdp::races(&environment, rounds, &mut races)?;
     }
-    if wants(What::Memory) {
-        fsdp::memory(rounds, &mut races)?;
-    }
-    if wants(What::Qlora) {
-        qlora::memory(rounds, &mut races)?;
-    }
-    if wants(What::Offload) {
-        offload::races(rounds, &mut races)?;
-    }
+    without_rival(wants, rounds, &mut races)?;
     if wants(What::BigModel) {
         big_model::races(&environment, rounds, &mut races)?;
     }

@@ -2,12 +2,12 @@
 //! can be, or through the backend.
 
 use super::peer_calls::{CallError, Made, PeerCall, PeerCalls};
-use super::{Group, Links, shape_text};
+use super::{Group, Links, ReduceOp, shape_text};
 use crate::error::Result;
-use accelerate_core::status::BACKWARD;
+use accelerate_core::status::{BACKWARD, RENDEZVOUS};
 use std::sync::atomic::Ordering;
-use tch::Tensor;
-use torch_ext::{ProcessGroup, Work};
+use tch::{Device, Kind, Tensor};
+use torch_ext::{ProcessGroup, Work, scalar};
 
 impl Group {
     pub(super) fn next_sequence(&self) -> u64 {
@@ -51,7 +51,7 @@ impl Group {
         shape: &dyn Fn() -> String,
         call: &PeerCall<'_>,
     ) -> Result<bool> {
-        let can_be = self.peer_calls(op, call)?.is_some();
+        let can_be = self.peer_calls(op, shape, call)?.is_some();
         if can_be {
             self.compare_call(op, shape)?;
             self.run_by_peers_uncompared(op, shape, call)?;
@@ -65,7 +65,7 @@ impl Group {
         shape: &dyn Fn() -> String,
         call: &PeerCall<'_>,
     ) -> Result<bool> {
-        let Some((links, peers)) = self.peer_calls(op, call)? else { return Ok(false) };
+        let Some((links, peers)) = self.peer_calls(op, shape, call)? else { return Ok(false) };
         let sequence = self.next_sequence();
         let _entered = self.enter(op, sequence);
         peers.run(&Made { group: self, op, shape }, call).map_err(|error| match error {
@@ -76,22 +76,29 @@ impl Group {
     }
 
     /// The ranks, if the call can be made in their memory. Collective at the first call with a tensor of the CPU, when they find out.
-    fn peer_calls(&self, op: &'static str, call: &PeerCall<'_>) -> Result<Option<(&Links, &PeerCalls)>> {
+    fn peer_calls(
+        &self,
+        op: &'static str,
+        shape: &dyn Fn() -> String,
+        call: &PeerCall<'_>,
+    ) -> Result<Option<(&Links, &PeerCalls)>> {
         let Some(links) = self.inner.links.as_ref().filter(|_| call.is_readable()) else { return Ok(None) };
         // Whether the backend knows tensors of the CPU is not known before there is one.
         if links.peer_calls.get().is_none() && !matches!(call, PeerCall::Barrier) {
-            let found = self.meet_peers(links, op)?;
+            let found = self.meet_peers(links, op, shape)?;
             // Nobody else has made a call of this group meanwhile.
             let _ = links.peer_calls.set(found);
         }
         Ok(links.peer_calls.get().and_then(Option::as_ref).map(|peers| (links, peers)))
     }
 
-    fn meet_peers(&self, links: &Links, op: &'static str) -> Result<Option<PeerCalls>> {
-        let _entered = self.enter_reading(op);
+    /// It is part of the call that is to be made.
+    fn meet_peers(&self, links: &Links, op: &'static str, shape: &dyn Fn() -> String) -> Result<Option<PeerCalls>> {
+        let sequence = self.inner.sequence.load(Ordering::Relaxed) + 1;
+        let _entered = self.enter(op, sequence);
         let wait = |work: torch_ext::Result<Work>| {
             let ended = work.and_then(|work| work.wait(None));
-            ended.map_err(|error| self.explain_own(op, String::new(), error))
+            ended.map_err(|error| self.explain(links, op, sequence, shape(), error))
         };
         let gather = |own: &Tensor| {
             let all = own.f_empty_like()?.f_repeat([self.world_size() as i64])?;
@@ -102,6 +109,14 @@ impl Group {
         PeerCalls::new(self.rank(), gather, least)
     }
 
+    /// Finds out whether the ranks can make collectives of tensors of the CPU in their memory, while all of them are known to be here.
+    /// Collective. Without it they find out at the first such collective.
+    pub(crate) fn look_for_peers(&self) -> Result<()> {
+        let nothing = Tensor::f_empty([0], (Kind::Float, Device::Cpu))?;
+        let call = PeerCall::Compare { input: &nothing, places: &[] };
+        self.peer_calls(RENDEZVOUS, &String::new, &call).map(drop)
+    }
+
     /// Do ranks make collectives of tensors of the CPU in their memory? They have found out if there was any.
     pub(crate) fn reads_peers(&self) -> bool {
         self.inner.links.as_ref().is_some_and(|links| matches!(links.peer_calls.get(), Some(Some(_))))
@@ -110,9 +125,17 @@ impl Group {
     /// Makes the mean over ranks of gradients, `[num_elements]` on the CPU, in place, as the reducer would: each rank's are divided
     /// before they are added. For ranks that [read each other's memory](Self::reads_peers). Collective.
     pub(crate) fn mean_of_gradients(&self, gradients: &Tensor) -> Result<()> {
-        let factor = Some(1.0 / self.world_size() as f64);
-        let call = PeerCall::AllReduce { tensor: gradients, op: torch_ext::ReduceOp::Sum, factor };
-        self.run_by_peers_uncompared(BACKWARD, &|| shape_text(gradients), &call).map(drop)
+        let factor = 1.0 / self.world_size() as f64;
+        let call = PeerCall::AllReduce {
+            tensor: gradients,
+            asked: ReduceOp::Mean,
+            op: torch_ext::ReduceOp::Sum,
+            factor: Some(factor),
+        };
+        self.run_uncompared(BACKWARD, &|| shape_text(gradients), &call, |group| {
+            scalar::mul_(gradients, factor)?;
+            group.all_reduce(gradients, torch_ext::ReduceOp::Sum, None)
+        })
     }
 
     /// Overwrites tensors with those of rank `source` in memory, if that can be. Collective.

@@ -6,15 +6,15 @@ mod explain;
 mod journal;
 mod members;
 mod parts;
-#[cfg(test)]
-#[allow(clippy::unwrap_used)]
-mod peer_call_tests;
 mod peer_calls;
 mod peer_memory;
 mod peer_process;
 mod peer_reads;
 mod peer_waits;
 mod pending;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
 mod transport;
 mod watch;
 mod wire;
@@ -278,7 +278,7 @@ impl Group {
         let mut reduced = tensor.f_detach()?;
         let dense = reduced.f_contiguous()?;
         let (sent, of_backend) = wire::reducible(&dense, op)?;
-        let call = PeerCall::AllReduce { tensor: &sent, op: of_backend, factor: None };
+        let call = PeerCall::AllReduce { tensor: &sent, asked: op, op: of_backend, factor: None };
         let shape = || format!("{} ({op:?})", shape_text(tensor));
         self.run_uncompared(OP, &shape, &call, |group| group.all_reduce(&sent, of_backend, None))?;
         if sent.data_ptr() != reduced.data_ptr() {

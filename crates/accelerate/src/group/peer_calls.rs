@@ -91,9 +91,11 @@ fn seal(call: i64, address: i64) -> i64 {
 #[derive(Clone, Copy)]
 pub(super) enum PeerCall<'a> {
     Barrier,
-    /// Combined in place; every rank's numbers are multiplied by `factor` before.
+    /// Combined in place by `op`; every rank's numbers are multiplied by `factor` before. What the caller `asked` for may need
+    /// more than that afterwards, and is to be the same on all ranks.
     AllReduce {
         tensor: &'a Tensor,
+        asked: ReduceOp,
         op: torch_ext::ReduceOp,
         factor: Option<f64>,
     },
@@ -103,6 +105,11 @@ pub(super) enum PeerCall<'a> {
     },
     /// Every rank's `input` in its place.
     AllGather {
+        input: &'a Tensor,
+        places: &'a [Tensor],
+    },
+    /// The same, where each rank's `input` stands for what it is about to do, whatever that is: ranks compare it themselves.
+    Compare {
         input: &'a Tensor,
         places: &'a [Tensor],
     },
@@ -120,7 +127,7 @@ impl PeerCall<'_> {
         match self {
             Self::Barrier => None,
             Self::AllReduce { tensor, .. } | Self::Broadcast { tensor, .. } => Some(tensor),
-            Self::AllGather { input, .. } => Some(input),
+            Self::AllGather { input, .. } | Self::Compare { input, .. } => Some(input),
             Self::ReduceScatter { rows, .. } => Some(rows),
         }
     }
@@ -129,7 +136,9 @@ impl PeerCall<'_> {
     pub(super) fn is_readable(&self) -> bool {
         let lies_here = |tensor: &Tensor| tensor.device() == Device::Cpu && tensor.is_contiguous();
         match self {
-            Self::AllGather { input, places } => lies_here(input) && places.iter().all(lies_here),
+            Self::AllGather { input, places } | Self::Compare { input, places } => {
+                lies_here(input) && places.iter().all(lies_here)
+            }
             _ => self.tensor().is_none_or(lies_here),
         }
     }
@@ -137,12 +146,14 @@ impl PeerCall<'_> {
     fn hash(&self, op: &str, number: i64) -> i64 {
         let (what, how) = match self {
             Self::Barrier => (0u8, 0),
-            Self::AllReduce { op, .. } => (1, *op as usize),
+            Self::AllReduce { asked, .. } => (1, *asked as usize),
             Self::Broadcast { source, .. } => (2, *source),
             Self::AllGather { .. } => (3, 0),
             Self::ReduceScatter { op, .. } => (4, *op as usize),
+            Self::Compare { .. } => (5, 0),
         };
         let tensor = self.tensor().map(|tensor| (tensor.kind() as usize, tensor.numel()));
+        let op = if matches!(self, Self::Compare { .. }) { "" } else { op };
         let mut hasher = DefaultHasher::new();
         (op, number, what, how, tensor).hash(&mut hasher);
         hasher.finish() as i64
@@ -283,7 +294,7 @@ impl Running<'_> {
         self.enter(call)?;
         match *call {
             PeerCall::Barrier => self.finish(),
-            PeerCall::AllReduce { tensor, op, factor } => {
+            PeerCall::AllReduce { tensor, op, factor, .. } => {
                 let flat = tensor.f_view([-1])?;
                 let add = Add { op, factor };
                 if num_bytes(&flat) <= SMALL_BYTES { self.reduce_small(&flat, add) } else { self.reduce(&flat, add) }
@@ -294,7 +305,7 @@ impl Running<'_> {
                 }
                 self.finish()
             }
-            PeerCall::AllGather { input, places } => {
+            PeerCall::AllGather { input, places } | PeerCall::Compare { input, places } => {
                 for (rank, place) in places.iter().enumerate() {
                     if rank != self.calls.rank {
                         self.read(rank, 0, place)?;
@@ -386,11 +397,31 @@ impl Running<'_> {
             if seen.standing() != calls.peers[rank].nonce {
                 return Err(self.gone(rank, "has left the group"));
             }
+            if patience.is_long() {
+                self.look_at_all(step)?;
+            }
             if !patience.wait() {
                 let late = format!("rank {} is late", self.made.group.name_of(rank));
                 return Err(Fault::Peer(torch_ext::Error::timeout(self.made.op, late)));
             }
         }
+    }
+
+    /// Whoever is waited for may wait in turn for a rank that has failed, or is gone, before it had made this call.
+    #[cold]
+    fn look_at_all(&self, step: i64) -> Step {
+        let calls = self.calls;
+        let made = self.state.number * NUM_STEPS + DONE;
+        for rank in calls.others() {
+            match calls.look(rank) {
+                Ok(seen) if seen.standing() == FAILED && seen.progress() < made => {
+                    return Err(self.gone(rank, "has failed"));
+                }
+                Err(error) if step != DONE => return Err(self.lost(rank, error)),
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     #[cold]

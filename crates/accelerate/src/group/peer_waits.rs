@@ -29,6 +29,11 @@ impl Patience {
         Self { began: None, deadline: deadline.unwrap_or(Duration::MAX), spins }
     }
 
+    /// Has it taken so long that something may be wrong?
+    pub(super) fn is_long(&self) -> bool {
+        self.began.is_some_and(|began| 50 * YIELD <= began.elapsed())
+    }
+
     /// Waits a little; whether it is worthwhile to look again.
     pub(super) fn wait(&mut self) -> bool {
         let began = *self.began.get_or_insert_with(Instant::now);
@@ -55,6 +60,7 @@ mod tests {
         let mut patience = Patience::new(Some(Duration::from_millis(3)), true);
         while patience.wait() {}
         assert!(Duration::from_millis(3) <= began.elapsed());
+        assert!(!patience.is_long() || Duration::from_millis(50) <= began.elapsed());
         assert!(Patience::new(None, false).wait());
     }
 }

@@ -152,6 +152,9 @@ pub fn hparams(values: &[(String, Value)]) -> Result<[Vec<u8>; 3]> {
 
 /// The same as YAML, sorted by name, as PyYAML does it.
 pub fn hparams_yaml(values: &[(String, Value)]) -> String {
+    if values.is_empty() {
+        return "{}\n".to_owned();
+    }
     let sorted: std::collections::BTreeMap<_, _> =
         values.iter().map(|(name, value)| (name.clone(), json(value))).collect();
     yaml(&sorted.into_iter().collect())

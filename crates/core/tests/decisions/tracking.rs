@@ -106,6 +106,7 @@ fn hyperparameters_with_parts_are_refused_by_name() {
 }
 
 #[rstest]
+#[case::none(&[], "{}\n")]
 #[case::sorted(&[("b", Value::from(12)), ("a", Value::from(0.01))], "a: 0.01\nb: 12\n")]
 #[case::boolean(&[("x", Value::from(false))], "x: false\n")]
 #[case::nothing(&[("x", Value::None)], "x: null\n")]

@@ -90,6 +90,9 @@ pub(super) fn connect(
     let members = Members::all(ranks.rank, ranks.world_size);
     let watch = Watch::start(&store, members.clone(), meeting.notice, timeout, log)?;
     let group = Group::new(connect, &store, options, members)?.watched(watch).with_rank_0(rank_0);
+    if device == Device::Cpu {
+        group.look_for_peers()?;
+    }
     Ok(if compares_calls { group.comparing_calls() } else { group })
 }
 
