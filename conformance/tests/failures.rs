@@ -248,10 +248,12 @@ fn ranks_that_stay_away_are_told_apart_from_one_that_is_late_before_its_own_dead
 fn rank_zero_that_is_stopped_is_named_after_the_deadline() {
     let mut ranks = start("stopped_rank_zero", 3);
     let mut stopped = ranks.remove(0);
-    for text in ranks.into_iter().map(end).map(|output| said(&output)) {
-        assert!(text.contains("did not finish within 6s"), "{text}");
+    let texts: Vec<String> = ranks.into_iter().map(end).map(|output| said(&output)).collect();
+    for text in &texts {
         assert!(text.contains("rank 0, which keeps the rendezvous store, does not answer"), "{text}");
     }
+    // The first whose deadline passes tells the other one, which need not wait for its own.
+    assert!(texts.iter().any(|text| text.contains("did not finish within 6s")), "{texts:?}");
     stopped.kill().unwrap();
     stopped.wait().unwrap();
 }
@@ -331,10 +333,10 @@ fn a_rank_with_another_secret_does_not_take_part() {
 fn a_collective_under_is_main_process_is_told_apart() {
     let texts: Vec<String> = start("straying_rank", 2).into_iter().map(end).map(|output| said(&output)).collect();
     let all = texts.join("\n");
-    assert!(
-        all.contains("rank 1 is in barrier (collective 1)") || all.contains("rank 0 is in all_gather (collective 1)"),
-        "{all}"
-    );
+    // Ranks that read each other's memory find it before they read; those that send, once the deadline has passed.
+    let found = ["rank 0: all_gather of [3] Float; rank 1: barrier", "rank 1 is in barrier (collective 1)"];
+    let from_rank_1 = "rank 0 is in all_gather (collective 1)";
+    assert!(found.iter().chain([&from_rank_1]).any(|text| all.contains(text)), "{all}");
 }
 
 /// One rank that asks for debug mode is enough for all. Nobody waits for a deadline then.
