@@ -69,15 +69,18 @@ def noise(shape, seed):
     return torch.randn(shape)
 
 
+def initial_values(path, shape, index):
+    """Matrices of noise, biases of zeros, scales of ones."""
+    if len(shape) == 2:
+        return noise(shape, index) * math.sqrt(2.0 / shape[1])
+    return torch.zeros(shape) if path.endswith("bias") else torch.ones(shape)
+
+
 def make_model(name):
-    """Matrices of noise, biases of zeros; scales stay ones."""
     model = Mlp() if name == "mlp" else Transformer()
     with torch.no_grad():
         for index, (path, param) in enumerate(model.named_parameters()):
-            if param.dim() == 2:
-                param.copy_(noise(param.shape, index) * math.sqrt(2.0 / param.shape[1]))
-            elif path.endswith("bias"):
-                param.zero_()
+            param.copy_(initial_values(path, param.shape, index))
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
     for layer in model.layers:
         fully_shard(layer, mesh=mesh)
@@ -107,34 +110,23 @@ def peak_resident_bytes():
     raise RuntimeError("/proc/self/status has no VmHWM line")
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=["mlp", "transformer"], required=True)
-    parser.add_argument("--batch_size", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--warmup", type=int, required=True)
-    arguments = parser.parse_args()
-
-    torch.distributed.init_process_group("gloo")
-    rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    model = make_model(arguments.model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    inputs, target = make_batch(arguments.model, arguments.batch_size, rank)
+def train(optimizer, compute_loss, steps, warmup):
+    """Takes steps, of which the first are not timed, and prints what this rank reports."""
     losses, step_ms = [], []
     started = time.perf_counter()
-    for step in range(arguments.steps):
-        loss = loss_of(arguments.model, model(inputs), target)
+    for step in range(steps):
+        loss = compute_loss()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
         ended = time.perf_counter()
-        if step >= arguments.warmup:
+        if step >= warmup:
             step_ms.append((ended - started) * 1e3)
         started = ended
     report = {
-        "rank": rank,
-        "world_size": world_size,
+        "rank": torch.distributed.get_rank(),
+        "world_size": torch.distributed.get_world_size(),
         "step_ms": step_ms,
         "peak_resident_bytes": peak_resident_bytes(),
         "losses": losses,
@@ -144,6 +136,22 @@ def main():
     sys.stdout.flush()
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=["mlp", "transformer"], required=True)
+    parser.add_argument("--batch_size", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--warmup", type=int, required=True)
+    arguments = parser.parse_args()
+
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    model = make_model(arguments.model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+    inputs, target = make_batch(arguments.model, arguments.batch_size, rank)
+    train(optimizer, lambda: loss_of(arguments.model, model(inputs), target), arguments.steps, arguments.warmup)
 
 
 if __name__ == "__main__":

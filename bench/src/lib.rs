@@ -4,6 +4,7 @@
 //! `bench/rival/ddp_step.py`. Settings stand in both places and must stay equal.
 
 pub mod grid;
+pub mod steps;
 
 use std::path::Path;
 use std::time::Instant;

@@ -1,9 +1,8 @@
 //! Trains a sharded or replicated model and reports time, memory and losses: our half of `cargo xtask bench fsdp`.
 //!
-//! Each rank prints one line of JSON, as `bench/rival/fsdp_step.py` does. Sizes stand in both programs.
+//! Each rank prints one line of JSON, as `bench/rival/fsdp_step.py` does. Sizes stand in that program as well.
 
 use std::path::PathBuf;
-use std::time::Instant;
 
 use accelerate::nn::{Embedding, LayerNorm, Linear, Module, ModuleFn, ParamStore, Path};
 use accelerate::optim::AdamW;
@@ -14,8 +13,8 @@ use accelerate::{
 };
 use anyhow::Result;
 use bench::peak_resident_bytes;
+use bench::steps::{NUM_HEADS, NUM_LAYERS, Steps, VOCABULARY, WIDTH, fill, noise, texts};
 use clap::{Parser, ValueEnum};
-use serde_json::json;
 
 /// Train a sharded or replicated model and report milliseconds per step, memory and losses.
 #[derive(Debug, Parser)]
@@ -33,14 +32,10 @@ struct Arguments {
     #[arg(long = "batch_size")]
     batch_size: i64,
     /// Width of the transformer
-    #[arg(long, default_value_t = 256)]
+    #[arg(long, default_value_t = WIDTH)]
     width: i64,
-    /// Steps, the warm-up included
-    #[arg(long)]
-    steps: usize,
-    /// Steps that are not timed
-    #[arg(long)]
-    warmup: usize,
+    #[command(flatten)]
+    steps: Steps,
     /// Save the model to this folder after the last step, and load it from there
     #[arg(long)]
     folder: Option<PathBuf>,
@@ -56,11 +51,7 @@ enum Model {
     Gpt2,
 }
 
-const NUM_LAYERS: usize = 12;
 const MLP_WIDTH: i64 = 1024;
-const VOCABULARY: i64 = 1000;
-const NUM_HEADS: i64 = 4;
-const LENGTH: i64 = 64;
 
 fn main() -> Result<()> {
     let arguments = Arguments::parse();
@@ -124,33 +115,16 @@ fn train(
     let (input, target) = batch(arguments, rank)?;
     let optimizer = AdamW::builder(model.params()).lr(1e-4).weight_decay(0.01).build()?;
     let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
-    let (mut losses, mut step_ms) = (Vec::new(), Vec::new());
-    let mut started = Instant::now();
-    for step in 0..arguments.steps {
-        let loss = loss(arguments.model, &model.forward(&input)?, &target)?;
-        accelerator.backward(&loss)?;
-        optimizer.step()?;
-        optimizer.zero_grad()?;
-        losses.push(loss.f_double_value(&[])?);
-        if arguments.warmup <= step {
-            step_ms.push(started.elapsed().as_secs_f64() * 1e3);
-        }
-        started = Instant::now();
-    }
+    let compute_loss = || loss(arguments.model, &model.forward(&input)?, &target);
+    let timed = arguments.steps.train(accelerator, &mut optimizer, compute_loss)?;
     if let Some(folder) = &arguments.folder {
         accelerator.save_model(&model, folder, &Default::default())?;
         accelerator.wait_for_everyone()?;
         accelerator.load_checkpoint_in_model(&model, folder)?;
     }
-    let report = json!({
-        "rank": rank,
-        "world_size": accelerator.num_processes(),
-        "step_ms": step_ms,
-        "losses": losses,
-        "num_parameters": num_parameters,
-        "idle_resident_bytes": idle_resident_bytes,
-        "peak_resident_bytes": peak_resident_bytes()?,
-    });
+    let mut report = timed.report(accelerator)?;
+    report["num_parameters"] = num_parameters.into();
+    report["idle_resident_bytes"] = idle_resident_bytes.into();
     println!("report={report}");
     accelerator.wait_for_everyone()?;
     Ok(())
@@ -244,25 +218,6 @@ impl Block {
     }
 }
 
-/// The same numbers in both programs: one libtorch, one generator.
-fn noise(shape: &[i64], seed: i64) -> Result<Tensor> {
-    accelerate::tch::manual_seed(seed);
-    Ok(Tensor::f_randn(shape, (Kind::Float, Device::Cpu))?)
-}
-
-/// Matrices of noise, biases of zeros; scales stay ones.
-fn fill(store: &ParamStore) -> Result<()> {
-    for (index, param) in store.parameters().iter().enumerate() {
-        let shape = param.shape();
-        if let [_, columns] = shape[..] {
-            param.copy_(&(noise(&shape, index as i64)? * (2.0 / columns as f64).sqrt()))?;
-        } else if param.name().ends_with("bias") {
-            param.copy_(&Tensor::f_zeros(&shape[..], (Kind::Float, Device::Cpu))?)?;
-        }
-    }
-    Ok(())
-}
-
 /// Input and target, other ones on each rank.
 fn batch(arguments: &Arguments, rank: i64) -> Result<(Tensor, Tensor)> {
     let batch_size = arguments.batch_size;
@@ -270,8 +225,7 @@ fn batch(arguments: &Arguments, rank: i64) -> Result<(Tensor, Tensor)> {
         let shape = [batch_size, MLP_WIDTH];
         return Ok((noise(&shape, 1000 + rank)?, noise(&shape, 2000 + rank)?));
     }
-    let tokens = Tensor::f_arange(batch_size * LENGTH, (Kind::Int64, Device::Cpu))?;
-    let tokens = (tokens * 7 + rank).f_remainder(VOCABULARY)?.f_view([batch_size, LENGTH])?;
+    let tokens = texts(batch_size, rank)?;
     let target = (&tokens + 1).f_remainder(VOCABULARY)?;
     Ok((tokens, target))
 }

@@ -13,6 +13,8 @@
 // Derived code names this crate as its users do, also where it stands inside of it.
 extern crate self as accelerate;
 
+pub use accelerate_core::mesh::{Axis, Mesh};
+pub use accelerate_core::tensor_parallel::{LayerRule, ParallelStyle, TensorParallelPlan};
 pub use tch;
 
 mod accelerator;

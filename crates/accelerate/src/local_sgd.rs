@@ -117,6 +117,9 @@ impl LocalSGD {
         if !whole && !distributed_type.is_multi_device() {
             return Err(StateError::LocalSgdKind { distributed_type }.into());
         }
+        if model.is_tensor_parallel() {
+            return Err(StateError::NotWithTensorParallel { feature: "LocalSGD" }.into());
+        }
         if local_sgd_steps == 0 {
             return Err(StateError::NoLocalSteps.into());
         }

@@ -146,11 +146,9 @@ fn settings_of_shards_are_refused_where_nothing_is_sharded(
 
 #[test]
 fn what_is_not_available_yet_is_refused_by_name() {
-    let tp = accelerate::TorchTensorParallelPlugin { tensor_parallel_degree: Some(2), ..Default::default() };
-    let text = message(Accelerator::builder().torch_tp_plugin(tp));
-    assert!(text.contains("tensor_parallel_degree is 2 (code)") && text.contains("not available"), "{text}");
-    let axes = accelerate::ParallelismConfig { tp_size: Some(2), ..Default::default() };
-    assert!(message(Accelerator::builder().parallelism_config(axes)).contains("tp_size is 2"));
+    let axes = accelerate::ParallelismConfig { cp_size: Some(2), ..Default::default() };
+    let text = message(Accelerator::builder().parallelism_config(axes));
+    assert!(text.contains("cp_size is 2 (code)") && text.contains("not available"), "{text}");
     let fp8 = accelerate::FP8RecipeKwargs { backend: Some("TE".into()), ..Default::default() };
     assert!(message(Accelerator::builder().kwargs_handler(fp8)).contains("fp8_config.backend is TE"));
     let none = accelerate::ParallelismConfig { tp_size: Some(1), ..Default::default() };

@@ -22,6 +22,7 @@ pub(crate) mod python;
 pub(crate) mod pytorch;
 pub(crate) mod quantization;
 pub(crate) mod settings;
+pub(crate) mod tensor_parallel;
 pub(crate) mod tracking;
 pub(crate) mod weight_files;
 
@@ -76,6 +77,8 @@ pub(crate) enum ErrorKind {
     Quantization(#[from] quantization::QuantizationErrorKind),
     #[error(transparent)]
     Settings(#[from] settings::SettingsErrorKind),
+    #[error(transparent)]
+    TensorParallel(#[from] tensor_parallel::TensorParallelErrorKind),
     #[error(transparent)]
     Tracking(#[from] tracking::TrackingErrorKind),
     #[error(transparent)]
@@ -144,6 +147,7 @@ impl Error {
     pub fn is_config(&self) -> bool {
         match &self.0.kind {
             ErrorKind::Settings(kind) => !matches!(kind, settings::SettingsErrorKind::Variable { .. }),
+            ErrorKind::TensorParallel(kind) => kind.is_config(),
             kind => {
                 matches!(kind, ErrorKind::Config(_) | ErrorKind::Hosts(_) | ErrorKind::Lora(_) | ErrorKind::Tracking(_))
             }
@@ -159,7 +163,10 @@ impl Error {
     /// A plan cannot be carried out, because it takes more memory than there is or a tensor has no such shard; or what it
     /// takes cannot be estimated from what was said. A device map names what is no device, or leaves tensors out.
     pub fn is_plan(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::Plan(_) | ErrorKind::Layout(_) | ErrorKind::DeviceMap(_))
+        match &self.0.kind {
+            ErrorKind::TensorParallel(kind) => !kind.is_config(),
+            kind => matches!(kind, ErrorKind::Plan(_) | ErrorKind::Layout(_) | ErrorKind::DeviceMap(_)),
+        }
     }
 
     /// Rows, batches or splits of data do not fit what was asked for.

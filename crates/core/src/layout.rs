@@ -7,7 +7,8 @@ use std::fmt;
 use std::ops::Range;
 
 /// Which elements of a full tensor a process holds: all of them, a slice of one dim (tensor parallelism), a flat range (a shard
-/// of FSDP), or a flat range of a slice (both).
+/// of FSDP), or a flat range of a slice (both). A dim may consist of several equal parts, such as the queries, keys and values of
+/// one product; then a slice is of each of them.
 ///
 /// Elements are counted in row-major order, those of a flat range within what the layout holds otherwise. Elements may come in
 /// blocks that share something, such as the scale of quantised numbers: then no flat range cuts through a block.
@@ -33,11 +34,14 @@ pub struct Layout {
     block_elements: usize,
 }
 
-/// Some indices of one dim.
+/// Some indices of each of the equal parts that one dim consists of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Slice {
     dim: usize,
     indices: Range<usize>,
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    parts: usize,
 }
 
 /// A layout as it is written into files, which anybody may have changed.
@@ -78,8 +82,8 @@ impl TryFrom<Fields> for Layout {
             return Err(LayoutErrorKind::TooLarge { shape }.into());
         }
         let mut layout = Self::full(shape).blocks(block_elements)?;
-        if let Some(Slice { dim, indices }) = slice {
-            layout = layout.slice(dim, indices)?;
+        if let Some(Slice { dim, indices, parts }) = slice {
+            layout = layout.slice_of_parts(dim, parts, indices)?;
         }
         elements.map_or(Ok(layout.clone()), |elements| layout.flat(elements))
     }
@@ -118,15 +122,35 @@ impl Layout {
     ///
     /// # Errors
     /// The layout is not full; there is no such dim, or it has fewer indices.
-    pub fn slice(mut self, dim: usize, indices: Range<usize>) -> Result<Self> {
+    pub fn slice(self, dim: usize, indices: Range<usize>) -> Result<Self> {
+        self.slice_of_parts(dim, 1, indices)
+    }
+
+    /// The same of a dim that consists of `parts` equal parts: these indices of each part, one part after the other.
+    ///
+    /// ```
+    /// use accelerate_core::layout::Layout;
+    /// // Queries, keys and values of two heads of two features, of which this process has the second.
+    /// let second_head = Layout::full([12]).slice_of_parts(0, 3, 2..4)?;
+    /// assert_eq!(second_head.runs().collect::<Vec<_>>(), [2..4, 6..8, 10..12]);
+    /// assert_eq!(second_head.local_shape(), [6]);
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`slice`](Self::slice); a dim that is not divided evenly.
+    pub fn slice_of_parts(mut self, dim: usize, parts: usize, indices: Range<usize>) -> Result<Self> {
         if self.slice.is_some() || self.flat.is_some() {
             return Err(LayoutErrorKind::SliceOfPart { layout: self.to_string() }.into());
         }
         match self.shape.get(dim) {
-            Some(&size) if indices.start <= indices.end && indices.end <= size => {}
+            Some(&size) if parts == 0 || !size.is_multiple_of(parts) => {
+                return Err(LayoutErrorKind::UnevenParts { dim, parts, shape: self.shape }.into());
+            }
+            Some(&size) if indices.start <= indices.end && indices.end <= size / parts => {}
             _ => return Err(LayoutErrorKind::NoSuchIndices { dim, indices, shape: self.shape }.into()),
         }
-        self.slice = Some(Slice { dim, indices });
+        self.slice = Some(Slice { dim, indices, parts });
         Ok(self)
     }
 
@@ -146,6 +170,26 @@ impl Layout {
         }
         let first = self.flat.as_ref().map_or(0, |flat| flat.start);
         Ok(Self { flat: Some(first + elements.start..first + elements.end), ..self })
+    }
+
+    /// The elements that this layout holds, as a tensor of their own of which `part` holds some.
+    ///
+    /// ```
+    /// use accelerate_core::layout::Layout;
+    /// let slice = Layout::full([4, 6]).slice(1, 2..4)?;
+    /// assert_eq!(slice.clone().part(&Layout::full([8]).flat(2..5)?)?, slice.clone().flat(2..5)?);
+    /// assert_eq!(slice.clone().part(&Layout::full([8]))?, slice);
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `part` is of more elements, or a slice.
+    pub fn part(self, part: &Layout) -> Result<Self> {
+        match (&part.slice, &part.flat) {
+            (None, None) if part.numel() == self.numel() => Ok(self),
+            (None, Some(elements)) => self.flat(elements.clone()),
+            _ => Err(LayoutErrorKind::SliceOfPart { layout: self.to_string() }.into()),
+        }
     }
 
     /// The same for a range that a plan has computed from the tensor's size.
@@ -184,8 +228,8 @@ impl Layout {
 
     fn slice_shape(&self) -> Vec<usize> {
         let mut shape = self.shape.clone();
-        if let Some(Slice { dim, indices }) = &self.slice {
-            shape[*dim] = indices.len();
+        if let Some(Slice { dim, indices, parts }) = &self.slice {
+            shape[*dim] = indices.len() * parts;
         }
         shape
     }
@@ -193,14 +237,15 @@ impl Layout {
     /// The elements that are held, as ranges over the full tensor's, in the order in which they are held. No two that follow
     /// each other touch.
     pub fn runs(&self) -> impl Iterator<Item = Range<usize>> + '_ {
-        let (dim, indices) = match &self.slice {
-            Some(Slice { dim, indices }) => (*dim, indices.clone()),
-            None => (0, 0..self.shape.first().copied().unwrap_or(1)),
+        let (dim, indices, parts) = match &self.slice {
+            Some(Slice { dim, indices, parts }) => (*dim, indices.clone(), *parts),
+            None => (0, 0..self.shape.first().copied().unwrap_or(1), 1),
         };
-        let size = self.shape.get(dim).copied().unwrap_or(1);
+        // Of one part, as if the parts were a dim of their own.
+        let size = self.shape.get(dim).copied().unwrap_or(1) / parts;
         let inner: usize = self.shape.iter().skip(dim + 1).product();
         // A slice over all indices of its dim is one run, and so is one of the outermost dim.
-        let is_one_run = indices.len() == size || self.shape.iter().take(dim).product::<usize>() == 1;
+        let is_one_run = indices.len() == size || self.shape.iter().take(dim).product::<usize>() * parts == 1;
         let (run, step, first) = match is_one_run {
             true => (self.slice_shape().iter().product(), self.full_numel(), indices.start * inner),
             false => (indices.len() * inner, size * inner, indices.start * inner),
@@ -294,8 +339,11 @@ impl fmt::Display for Layout {
         if let Some(elements) = &self.flat {
             write!(f, "elements {elements:?} of ")?;
         }
-        if let Some(Slice { dim, indices }) = &self.slice {
+        if let Some(Slice { dim, indices, parts }) = &self.slice {
             write!(f, "dim {dim}, {indices:?} of ")?;
+            if *parts > 1 {
+                write!(f, "each of its {parts} parts, of ")?;
+            }
         }
         write!(f, "{:?}", self.shape)
     }

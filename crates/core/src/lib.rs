@@ -28,6 +28,7 @@ pub mod signals;
 pub mod slurm;
 pub mod split;
 pub mod status;
+pub mod tensor_parallel;
 pub mod tracking;
 pub mod weight_files;
 mod yaml;

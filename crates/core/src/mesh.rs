@@ -161,6 +161,16 @@ impl Mesh {
         self.size(Axis::DpShard)
     }
 
+    /// How many neighbours hold all of a model together, and differ in what they hold of it.
+    pub fn model_size(&self) -> usize {
+        self.world_size() / self.num_replicas()
+    }
+
+    /// Into how many shares rows of data are dealt: the number of ranks along [`Mesh::DP`].
+    pub fn num_shares(&self) -> usize {
+        Self::DP.iter().map(|&axis| self.size(axis)).product()
+    }
+
     /// All ranks.
     pub fn world_size(&self) -> usize {
         self.sizes.iter().product()

@@ -1,7 +1,7 @@
 //! What models that continue texts have in common.
 
 use crate::KeyValueCache;
-use accelerate::nn::Module;
+use accelerate::nn::{Linear, Module};
 use accelerate::tch::{Kind, Reduction, Tensor};
 use accelerate::{Result, TensorTree};
 
@@ -22,27 +22,39 @@ pub struct CausalLMInput {
 pub struct CausalLMOutput {
     /// Mean cross-entropy over the labels that are not -100: a scalar, float32. `None` without labels.
     pub loss: Option<Tensor>,
-    /// Scores before softmax `[batch, length, vocab_size]`, of the token that follows.
+    /// Scores before softmax `[batch, length, vocab_size]`, of the token that follows. Where ranks divide `lm_head` and do not gather
+    /// its output (the style `colwise`), `[batch, length, this rank's slice of the vocabulary]`.
     pub logits: Tensor,
 }
 
 impl CausalLMOutput {
-    /// Compares `logits [batch, length, vocab_size]` with the labels that follow.
+    /// What `head` makes of `hidden [batch, length, hidden_size]`, compared with the labels that follow.
     ///
     /// # Errors
     /// Labels of another shape, or that the vocabulary does not have.
-    pub(crate) fn new(logits: Tensor, labels: Option<&Tensor>) -> Result<Self> {
-        let loss = labels.map(|labels| causal_lm_loss(&logits, labels)).transpose()?;
+    pub(crate) fn of_head(head: &Linear, hidden: &Tensor, labels: Option<&Tensor>) -> Result<Self> {
+        let logits = head.forward(hidden)?;
+        let loss = labels.map(|labels| causal_lm_loss(head, &logits, labels)).transpose()?;
         Ok(Self { loss, logits })
     }
 }
 
-fn causal_lm_loss(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
+fn causal_lm_loss(head: &Linear, logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
+    const IGNORED: i64 = -100;
     let (_, length, vocab_size) = logits.size3()?;
     let rest = (length - 1).max(0);
     let logits = logits.f_narrow(1, 0, rest)?.f_reshape([-1, vocab_size])?.f_to_kind(Kind::Float)?;
     let labels = labels.f_narrow(1, length - rest, rest)?.f_reshape([-1])?;
-    Ok(logits.f_cross_entropy_loss(&labels, None::<Tensor>, Reduction::Mean, -100, 0.0)?)
+    match head.divided_output() {
+        Some(divided) => divided.cross_entropy(&logits, &labels, IGNORED),
+        None => Ok(logits.f_cross_entropy_loss(&labels, None::<Tensor>, Reduction::Mean, IGNORED, 0.0)?),
+    }
+}
+
+/// Scores `[batch, vocab_size]` of the whole vocabulary for the last of `hidden [batch, length, hidden_size]`.
+pub(crate) fn last_logits(head: &Linear, hidden: &Tensor) -> Result<Tensor> {
+    let logits = head.forward(&hidden.f_select(1, -1)?)?;
+    head.divided_output().map_or(Ok(logits.shallow_clone()), |divided| divided.gather(&logits))
 }
 
 /// A model that continues texts token by token.

@@ -33,6 +33,7 @@ mod key_value_cache;
 pub mod llama;
 mod pretrained;
 pub mod resnet;
+mod tensor_parallel;
 pub mod vit;
 
 pub use activation::Activation;

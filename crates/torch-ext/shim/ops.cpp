@@ -320,6 +320,10 @@ size_t te_storage_id(void *handle) {
   const auto &t = tensor(handle);
   return t.defined() && t.has_storage() ? reinterpret_cast<size_t>(t.storage().unsafeGetStorageImpl()) : 0;
 }
+size_t te_tensor_id(void *handle) {
+  const auto &t = tensor(handle);
+  return t.defined() ? reinterpret_cast<size_t>(t.unsafeGetTensorImpl()) : 0;
+}
 size_t te_storage_use_count(void *handle) {
   const auto &t = tensor(handle);
   return t.defined() && t.has_storage() ? t.storage().use_count() : 0;

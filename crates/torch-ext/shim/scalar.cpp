@@ -31,6 +31,12 @@ int32_t te_scalar_eq(void *self, Number value, void **out) {
 int32_t te_scalar_ne(void *self, Number value, void **out) {
   return guard([&] { *out = hand_over(tensor(self).ne(scalar(value))); });
 }
+int32_t te_scalar_ge(void *self, Number value, void **out) {
+  return guard([&] { *out = hand_over(tensor(self).ge(scalar(value))); });
+}
+int32_t te_scalar_lt(void *self, Number value, void **out) {
+  return guard([&] { *out = hand_over(tensor(self).lt(scalar(value))); });
+}
 int32_t te_scalar_clamp_min(void *self, Number min, void **out) {
   return guard([&] { *out = hand_over(tensor(self).clamp_min(scalar(min))); });
 }

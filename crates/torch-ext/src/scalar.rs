@@ -91,6 +91,8 @@ unsafe extern "C" {
     fn te_scalar_pow(tensor: Handle, exponent: Border, out: *mut Handle) -> i32;
     fn te_scalar_eq(tensor: Handle, value: Border, out: *mut Handle) -> i32;
     fn te_scalar_ne(tensor: Handle, value: Border, out: *mut Handle) -> i32;
+    fn te_scalar_ge(tensor: Handle, value: Border, out: *mut Handle) -> i32;
+    fn te_scalar_lt(tensor: Handle, value: Border, out: *mut Handle) -> i32;
     fn te_scalar_clamp_min(tensor: Handle, min: Border, out: *mut Handle) -> i32;
     fn te_scalar_clamp_max(tensor: Handle, max: Border, out: *mut Handle) -> i32;
     fn te_scalar_masked_fill(tensor: Handle, mask: Handle, value: Border, out: *mut Handle) -> i32;
@@ -151,6 +153,10 @@ with_number! {
     eq(value) by te_scalar_eq;
     /// Where the tensor is not equal to the number.
     ne(value) by te_scalar_ne;
+    /// Where the tensor is at least the number.
+    ge(value) by te_scalar_ge;
+    /// Where the tensor is below the number.
+    lt(value) by te_scalar_lt;
     /// The tensor, and `min` where it is below.
     clamp_min(min) by te_scalar_clamp_min;
     /// The tensor, and `max` where it is above.

@@ -8,6 +8,7 @@ use tch::Tensor;
 
 unsafe extern "C" {
     fn te_storage_id(tensor: Handle) -> usize;
+    fn te_tensor_id(tensor: Handle) -> usize;
     fn te_storage_use_count(tensor: Handle) -> usize;
     fn te_storage_bytes(tensor: Handle, bytes: *mut usize) -> i32;
     fn te_storage_offset(tensor: Handle) -> i64;
@@ -52,6 +53,22 @@ pub fn empty_cache() -> Result<()> {
 pub fn storage_id(tensor: &Tensor) -> usize {
     // SAFETY: the handle is borrowed for the call.
     unsafe { te_storage_id(handle(tensor)) }
+}
+
+/// The identity of a tensor: equal for clones of one handle (`shallow_clone`), different for any two other tensors alive at the
+/// same time, also for views and detached copies; 0 for an undefined one.
+///
+/// A tensor that is gone may pass its number on to a new one.
+///
+/// ```
+/// use torch_ext::storage::tensor_id;
+/// let x = tch::Tensor::from_slice(&[1f32, 2.0]);
+/// assert_eq!(tensor_id(&x), tensor_id(&x.shallow_clone()));
+/// assert_ne!(tensor_id(&x), tensor_id(&x.detach()));
+/// ```
+pub fn tensor_id(tensor: &Tensor) -> usize {
+    // SAFETY: the handle is borrowed for the call.
+    unsafe { te_tensor_id(handle(tensor)) }
 }
 
 /// How many tensors look at the storage now, views and detached copies included, also those that graphs and unfinished

@@ -72,6 +72,26 @@ pub(super) fn races(environment: &Environment, rounds: usize, settings: &Setting
     Ok(())
 }
 
+/// One race of steps, of commands that report as [`reports`] reads it. Values are milliseconds per step.
+pub(super) fn step_race(
+    (name, goal): (&'static str, f64),
+    rounds: usize,
+    ours: impl Fn() -> Command,
+    rival: impl Fn() -> Result<Command>,
+) -> Result<Race> {
+    let mut pairs = Vec::new();
+    // The first round of each side fills the page cache and is not counted.
+    for round in 0..=rounds {
+        let ours = reports(ours())?;
+        let rival = reports(rival()?)?;
+        check_answers(&ours, &rival).with_context(|| format!("in {name}"))?;
+        if round > 0 {
+            pairs.push(Pair { ours: median_step(&ours), rival: median_step(&rival) });
+        }
+    }
+    Ok(Race { name, unit: "ms", goal, pairs })
+}
+
 fn ours(case: &Path, settings: &Settings) -> Command {
     let mut command = ranks::launch(NUM_PROCESSES, &paths::release_binary("ddp_step"));
     command.arg("--");
@@ -93,7 +113,7 @@ fn with_settings(mut command: Command, case: &Path, settings: &Settings, optimiz
 }
 
 /// Runs the command and reads what its ranks report, in the order of ranks.
-pub(super) fn reports(mut command: Command) -> Result<Vec<Report>> {
+fn reports(mut command: Command) -> Result<Vec<Report>> {
     let printed = process::read(&mut command)?;
     parse_reports(&ranks::marked(&printed, "report="), NUM_PROCESSES)
 }
@@ -147,7 +167,7 @@ pub(super) fn check_answers(ours: &[Report], rival: &[Report]) -> Result<()> {
 }
 
 /// Of all timed steps of all ranks.
-pub(super) fn median_step(reports: &[Report]) -> f64 {
+fn median_step(reports: &[Report]) -> f64 {
     median(reports.iter().flat_map(|report| report.step_ms.iter().copied()).collect())
 }
 

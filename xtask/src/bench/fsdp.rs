@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use super::ddp::{NUM_PROCESSES, Report, check_answers, median_step, parse_reports, reports};
+use super::ddp::{NUM_PROCESSES, Report, check_answers, parse_reports, step_race};
 use crate::python::Environment;
 use crate::race::{Pair, Race, Races};
 use crate::{paths, process, ranks};
@@ -55,17 +55,7 @@ pub(super) fn races(environment: &Environment, rounds: usize, races: &mut Races)
 
 impl Contest {
     fn race(&self, environment: &Environment, rounds: usize) -> Result<Race> {
-        let mut pairs = Vec::new();
-        // The first round of each side fills the page cache and is not counted.
-        for round in 0..=rounds {
-            let ours = reports(self.ours("3"))?;
-            let rival = self.rival_reports(environment)?;
-            check_answers(&ours, &rival).with_context(|| format!("in {}", self.name))?;
-            if round > 0 {
-                pairs.push(Pair { ours: median_step(&ours), rival: median_step(&rival) });
-            }
-        }
-        Ok(Race { name: self.name, unit: "ms", goal: self.goal, pairs })
+        step_race((self.name, self.goal), rounds, || self.ours("3"), || self.rival(environment))
     }
 
     fn ours(&self, stage: &str) -> Command {
@@ -74,13 +64,13 @@ impl Contest {
         self.with_settings(command)
     }
 
-    fn rival_reports(&self, environment: &Environment) -> Result<Vec<Report>> {
+    fn rival(&self, environment: &Environment) -> Result<Command> {
         if self.rival == Rival::OwnReplicated {
-            return reports(self.ours("0"));
+            return Ok(self.ours("0"));
         }
         let mut command = environment.torchrun(NUM_PROCESSES)?;
         command.arg(paths::repository_root().join("bench/rival/fsdp_step.py"));
-        reports(self.with_settings(command))
+        Ok(self.with_settings(command))
     }
 
     fn with_settings(&self, mut command: Command) -> Command {

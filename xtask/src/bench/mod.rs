@@ -16,6 +16,7 @@ mod qlora;
 mod quant;
 mod record;
 mod step;
+mod tp;
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
@@ -54,6 +55,9 @@ enum What {
     Ddp(ddp::Settings),
     /// One training step of a model that two ranks share (milliseconds)
     Fsdp,
+    /// One training step of a model whose layers two ranks compute together (milliseconds)
+    #[command(name = "tp_step")]
+    TpStep,
     /// Peak memory of a model that two ranks share, over what it should be (MiB)
     Memory,
     /// Peak memory of two ranks that fine-tune a model of 1.1 billion parameters in 4 bits, over 3 GiB (MiB)
@@ -136,6 +140,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if wants(What::Fsdp) {
         fsdp::races(&environment, rounds, &mut races)?;
+    }
+    if wants(What::TpStep) {
+        tp::races(&environment, rounds, &mut races)?;
     }
     without_rival(wants, rounds, &mut races)?;
     if wants(What::BigModel) {

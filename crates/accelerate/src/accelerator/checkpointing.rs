@@ -359,7 +359,7 @@ impl Accelerator {
         }
         let hooks = self.hook_states(left_out)?;
         objects.extend(hooks.map(|state| (comm_hook_of_rank(self.process_index()), state)));
-        let shard_size = session.mesh.shape().shard_size();
+        let shard_size = session.mesh.shape().model_size();
         let mut may_differ = BTreeSet::new();
         for (name, model) in session.objects().named_models() {
             may_differ.extend(model.store.buffers().iter().map(|buffer| (name.clone(), buffer.name().to_owned())));

@@ -6,6 +6,7 @@ use crate::error::{Error, Result, StateError};
 use crate::messages;
 use crate::optim::GradScalerState;
 use crate::session::{Engine, GradientState, Join, Session, Summary};
+use accelerate_core::mesh::Axis;
 use std::sync::Arc;
 
 /// How [`Accelerator::join_uneven_inputs`] treats loaders.
@@ -95,6 +96,9 @@ impl Accelerator {
             return body();
         }
         let description = format!("{} models, even_batches {even}", engines.len());
+        if self.mesh().size(Axis::Tp) > 1 {
+            return Err(StateError::NotWithTensorParallel { feature: "join_uneven_inputs" }.into());
+        }
         if let Some(texts) = self.group().disagreement("join_uneven_inputs", &description)? {
             return Err(StateError::DifferentJoins { per_rank: texts.join("; ") }.into());
         }

@@ -44,8 +44,7 @@ use crate::optim::GradScaler;
 use crate::session::{GradientState, Object, ObjectState, Session};
 use crate::state::PartialState;
 use crate::tracking::{Process, Trackers, Wanted};
-use accelerate_core::config::{DataLoaderSettings, OffloadTarget, ProjectSettings, RunConfig, ShardingStrategy};
-use accelerate_core::mesh::Mesh;
+use accelerate_core::config::{DataLoaderSettings, OffloadTarget, ProjectSettings, RunConfig};
 use state_hooks::StateHooks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -116,7 +115,11 @@ impl Accelerator {
         let precision = Precision::new(mixed_precision, state.device(), config.autocast.clone(), outputs_to_fp32);
         let scaler =
             needs_grad_scaler(mixed_precision).then(|| GradScaler::new(config.grad_scaler.clone())).transpose()?;
-        let session = Session::new(state.clone(), mesh(&config, &state)?, gradient_state);
+        let session = Session::new(
+            state.clone(),
+            config.mesh(state.num_processes(), state.num_local_processes())?,
+            gradient_state,
+        );
         let (trigger, is_stopping) = (AtomicBool::new(false), AtomicBool::new(false));
         let checkpoint_iteration = AtomicUsize::new(config.project.iteration);
         let process = Process { index: state.process_index(), count: state.num_processes() };
@@ -278,17 +281,6 @@ impl Accelerator {
             deep_speed.forget_objects();
         }
         self.register_scaler();
-    }
-}
-
-/// How the processes divide models.
-fn mesh(config: &RunConfig, state: &PartialState) -> Result<Mesh> {
-    let (world_size, num_local_processes) = (state.num_processes(), state.num_local_processes());
-    match config.fsdp_in_use() {
-        Some(plugin) if plugin.sharding_strategy != ShardingStrategy::NoShard => {
-            Ok(plugin.mesh(world_size, num_local_processes)?)
-        }
-        _ => Ok(Mesh::replicated(world_size)),
     }
 }
 

@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::group::{Group, ReduceOp};
 use crate::state::{SplitBetweenProcesses, SplitOptions};
 use accelerate_core::config::ShardingStrategy;
+use accelerate_core::mesh::{Axis, Mesh};
 use accelerate_core::names::DistributedType;
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -40,6 +41,34 @@ impl Accelerator {
     /// Number of this process among all, from 0.
     pub fn process_index(&self) -> usize {
         self.state().process_index()
+    }
+
+    /// Number of this process's share of the data, from 0: processes that compute one model together have the same rows, and the
+    /// same number (`data_parallel_rank` of the reference).
+    pub fn data_parallel_rank(&self) -> usize {
+        self.session().mesh.shape().rank_in(Mesh::DP, self.process_index())
+    }
+
+    /// Number of this process among those that divide each layer with it, from 0 (`tensor_parallel_rank` of the reference).
+    pub fn tensor_parallel_rank(&self) -> usize {
+        self.session().mesh.shape().rank_in(&[Axis::Tp], self.process_index())
+    }
+
+    /// How the processes are laid out along named axes (`torch_device_mesh` of the reference).
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, ParallelismConfig, testing};
+    ///
+    /// let config = ParallelismConfig { dp_replicate_size: Some(2), tp_size: Some(2), ..Default::default() };
+    /// let ranks = testing::ranks(4, Accelerator::builder().parallelism_config(config), |accelerator| {
+    ///     assert_eq!(accelerator.mesh().to_string(), "dp_replicate 2 x tp 2");
+    ///     Ok((accelerator.data_parallel_rank(), accelerator.tensor_parallel_rank()))
+    /// })?;
+    /// assert_eq!(ranks, [(0, 0), (0, 1), (1, 0), (1, 1)]);
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn mesh(&self) -> Mesh {
+        self.session().mesh.shape()
     }
 
     /// Number of this process among those of its machine, from 0.

@@ -57,7 +57,7 @@ impl Accelerator {
     /// # Errors
     /// libtorch's own.
     pub fn set_seed(&self, seed: u64, options: SeedOptions) -> Result<u64> {
-        let seed = if options.device_specific { seed.wrapping_add(self.process_index() as u64) } else { seed };
+        let seed = if options.device_specific { seed.wrapping_add(self.data_parallel_rank() as u64) } else { seed };
         set_seed(seed);
         if options.deterministic {
             torch_ext::use_deterministic_algorithms(true, Default::default())?;

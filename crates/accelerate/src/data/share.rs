@@ -3,6 +3,7 @@
 use crate::error::{DataError, Result};
 use crate::group::Group;
 use crate::session::LoaderPosition;
+use accelerate_core::mesh::Mesh;
 use std::sync::Arc;
 use tch::{Device, Tensor};
 
@@ -14,9 +15,10 @@ pub(crate) struct Shares {
 }
 
 impl Shares {
-    /// A share of its own for every rank.
-    pub(crate) fn one_each(world_size: usize) -> Self {
-        Self { num_shares: world_size, of_rank: (0..world_size).collect() }
+    /// One for each place along the axes of data: ranks that compute one model together get the same rows.
+    pub(crate) fn of_mesh(mesh: &Mesh) -> Self {
+        let of_rank = (0..mesh.world_size()).map(|rank| mesh.rank_in(Mesh::DP, rank)).collect();
+        Self { num_shares: mesh.num_shares(), of_rank }
     }
 
     /// What all ranks have asked for. Collective.
@@ -91,7 +93,7 @@ mod tests {
         assert!(told.end_of_dataloader);
         let swapped = Shares::of_wishes(&[(2, 1), (2, 0)]).unwrap().for_all_ranks(position());
         assert_eq!(swapped.counted_rows, [[true, false], [true, true]]);
-        assert_eq!(Shares::one_each(2).for_all_ranks(position()), position());
+        assert_eq!(Shares::of_mesh(&Mesh::replicated(2)).for_all_ranks(position()), position());
     }
 
     #[test]

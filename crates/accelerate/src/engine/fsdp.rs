@@ -49,7 +49,7 @@ use crate::messages;
 use crate::nn::{Param, ParamStore, WeakParam, flat_elements};
 use crate::session::{Concerns, ForwardScope, Join, Pass};
 use accelerate_core::config::{FullyShardedSettings, MixedPrecision, ShardingStrategy};
-use accelerate_core::mesh::Axis;
+use accelerate_core::mesh::{Axis, Mesh};
 use accelerate_core::plan::{Inventory, Placement, Plan, Unit, plan_sharded};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -65,8 +65,8 @@ use torch_ext::scalar;
 pub(super) struct FullyShard(Arc<Inner>);
 
 struct Inner {
-    /// All ranks.
-    job: Group,
+    /// The ranks that read different rows: all of them, unless some divide each layer.
+    data: Group,
     /// The ranks that have the other shards: all of them, or under a hybrid strategy those of a group.
     transport: ShardTransport,
     units: Arc<Units>,
@@ -90,12 +90,12 @@ impl FullyShard {
     ) -> Result<Self> {
         let &Start { mesh, store, .. } = model;
         let plan = agree_on_plan(model, plugin, mixed_precision)?;
-        let (job, params) = (mesh.job().clone(), dividable(store));
-        let group = mesh.group(Axis::DpShard)?;
+        let (data, params) = (mesh.group(Mesh::DP)?, dividable(store));
+        let group = mesh.group(&[Axis::DpShard])?;
         let has_replicas = mesh.shape().num_replicas() > 1;
-        let replicas = has_replicas.then(|| mesh.group(Axis::DpReplicate)).transpose()?;
+        let replicas = has_replicas.then(|| mesh.group(&[Axis::DpReplicate])).transpose()?;
         let device = params.first().map_or(Device::Cpu, |param| param.local().device());
-        let placement = OffloadPlacement::new(&job, plugin.params_offload(), &plan, device)?;
+        let placement = OffloadPlacement::new(mesh.job(), plugin.params_offload(), &plan, device)?;
         let is_on_device = matches!(placement, OffloadPlacement::Device);
         let stays_unsharded = plugin.keeps_full_parameters() || (group.world_size() == 1 && is_on_device);
         let shard_device = placement.device(device);
@@ -113,7 +113,7 @@ impl FullyShard {
         let shards = if can_read { units.iter().map(UnitState::shard).collect() } else { Vec::new() };
         let transport = ShardTransport::new(&group, shards)?;
         let ranks = ReductionRanks {
-            job: job.clone(),
+            data: data.clone(),
             replicas,
             replicated: replicated(&plan, &params),
             always_reduces: plugin.sharding_strategy == ShardingStrategy::OptimizerStateAndGradients,
@@ -131,7 +131,7 @@ impl FullyShard {
             shard_device,
         );
         let engine = Self(Arc::new(Inner {
-            job,
+            data,
             transport,
             prefetcher: Prefetcher::new(plugin),
             reducer: Arc::new(reducer),
@@ -147,12 +147,12 @@ impl FullyShard {
     /// Keeps this rank's shards of all parameters, one after the other: a full parameter goes when its shard is there.
     /// Collective if parameters without memory are those of rank 0, or some are stored as several tensors.
     fn shard_parameters(&self, store: &ParamStore, places: &Places, sync_module_states: bool) -> Result<()> {
-        for param in store.parameters().iter().filter(|param| !param.is_deferred()) {
+        for param in store.own_parameters().iter().filter(|param| !param.is_deferred()) {
             self.shard_parameter(param, &param.local(), places)?;
         }
         store.initialise_each(|param, full| {
             if sync_module_states {
-                self.0.job.broadcast(&full, 0)?;
+                self.0.data.broadcast(&full, 0)?;
             }
             match places.contains_key(param.name()) {
                 true => self.shard_parameter(param, &full, places),
@@ -201,7 +201,7 @@ impl FullyShard {
     /// Fails on every rank unless all ranks have gathered and reduced the same units in the same order. Collective if
     /// anything was issued.
     fn check_order(&self) -> Result<()> {
-        let Some(compared) = self.0.issued.compare(&self.0.job, &self.0.units)? else { return Ok(()) };
+        let Some(compared) = self.0.issued.compare(&self.0.data, &self.0.units)? else { return Ok(()) };
         // Everyone is here, so nobody reads shards any more.
         let closed = self.close_shards();
         compared.and(closed)
@@ -339,22 +339,23 @@ impl fmt::Debug for FullyShard {
 /// have different models, or if there is not enough memory on one.
 fn agree_on_plan(model: &Start<'_>, plugin: &FullyShardedSettings, mixed_precision: MixedPrecision) -> Result<Plan> {
     let &Start { mesh, store, evaluation_mode, .. } = model;
-    let job = mesh.job();
+    // Ranks that divide layers may have slices of different sizes.
+    let data = &mesh.group(Mesh::DP)?;
     if let Some(holder) = store.tensor_holder() {
         return Err(StateError::TensorsElsewhere { holder }.into());
     }
-    check_same_model(job, store)?;
+    check_same_model(data, store)?;
     let mut inventory = inventory(store);
     plugin.check_modules(&inventory)?;
     if !evaluation_mode {
         inventory = plugin.kept(inventory, mixed_precision);
-        warn_of_wider(job, &inventory);
+        warn_of_wider(mesh.job(), &inventory);
     }
     let plan = plan_sharded(&inventory, plugin, mesh.shape());
     let fits = plugin.max_memory.map_or(Ok(()), |bytes| Ok(plan.check_fits(bytes)?));
-    job.agree_on_success("keeping a shard of the model", fits)?;
-    if plugin.sync_module_states && job.world_size() > 1 {
-        copy_from(job, store, 0)?;
+    mesh.job().agree_on_success("keeping a shard of the model", fits)?;
+    if plugin.sync_module_states && data.world_size() > 1 {
+        copy_from(data, store, 0)?;
     }
     Ok(plan)
 }

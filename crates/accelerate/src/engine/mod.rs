@@ -9,6 +9,7 @@ mod hooks;
 mod inventory;
 mod power_sgd;
 mod replicate;
+mod tensor_parallel;
 
 use crate::error::Result;
 use crate::nn::{CheckpointOptions, ParamStore};
@@ -16,9 +17,11 @@ use crate::session::{DeviceMesh, Engine};
 use accelerate_core::config::{
     DistributedDataParallelSettings, FullyShardedSettings, MixedPrecision, ShardingStrategy,
 };
+use accelerate_core::mesh::Axis;
 pub use comm_hook::{CommHook, GradBucket};
 pub(crate) use inventory::inventory;
 use std::sync::Arc;
+pub(crate) use tensor_parallel::TensorParallel;
 
 /// One process: nothing to keep in step.
 #[derive(Debug)]
@@ -55,9 +58,10 @@ pub(crate) fn start(model: &Start<'_>) -> Result<Arc<dyn Engine>> {
         }
         _ => {
             store.materialize()?;
-            match mesh.job().world_size() == 1 || evaluation_mode {
+            let replicas = mesh.group(&[Axis::DpReplicate])?;
+            match replicas.world_size() == 1 || evaluation_mode {
                 true => Ok(Arc::new(Alone)),
-                false => replicate::Replicate::start(mesh.job(), store, kwargs),
+                false => replicate::Replicate::start(&replicas, store, kwargs),
             }
         }
     }

@@ -250,6 +250,9 @@ pub(crate) enum NnError {
     )]
     HeldElsewhere { holder: &'static str },
 
+    #[error("a label is none of {num_classes} classes, and not the one to be ignored; classes are counted from 0")]
+    NoSuchClass { num_classes: i64 },
+
     #[error(
         "a tensor of shape {shape:?} has no fan-in and fan-out: Xavier and Kaiming initialisation need at \
          least the two dims [out, in]; use uniform, normal or constant values instead"

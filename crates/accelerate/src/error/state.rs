@@ -232,6 +232,30 @@ pub(crate) enum StateError {
     #[error("join_uneven_inputs is called inside of join_uneven_inputs; give all models to one call")]
     NestedJoin,
 
+    #[error(
+        "tensor parallelism was asked for, and nobody says how the model's layers are divided; give \
+         TorchTensorParallelPlugin.parallelize_plan, such as {{\"layers.*.up\": \"colwise\", \"layers.*.down\": \"rowwise\"}}, or \
+         implement Module::tensor_parallel_plan"
+    )]
+    NoTensorParallelPlan,
+
+    #[error(
+        "ranks cannot divide {path}, because {obstacle}; say \"replicate\" for it in parallelize_plan, or use data parallelism"
+    )]
+    NotDivisible { path: String, obstacle: &'static str },
+
+    #[error(
+        "ranks that compute one model together have to give it the same input and to draw the same random numbers, and they do \
+         not: {per_rank}. Prepare the data loader, and seed ranks alike; where dropout is between divided layers, each rank needs as \
+         many features as the others"
+    )]
+    DifferentInputs { per_rank: String },
+
+    #[error(
+        "{feature} is not available with tensor parallelism, where ranks have slices of one model; use data parallelism alone"
+    )]
+    NotWithTensorParallel { feature: &'static str },
+
     #[error("local_sgd_steps is 0, but must be at least 1: the number of steps between two averages")]
     NoLocalSteps,
 }

@@ -125,7 +125,7 @@ impl Group {
     }
 
     /// What each rank is about to do, by its rank in the job.
-    fn per_rank(&self, calls: &[String]) -> String {
+    pub(crate) fn per_rank(&self, calls: &[String]) -> String {
         let calls = calls.iter().enumerate().map(|(rank, call)| format!("rank {}: {call}", self.name_of(rank)));
         calls.collect::<Vec<_>>().join("; ")
     }

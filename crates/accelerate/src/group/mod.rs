@@ -252,6 +252,12 @@ impl Group {
         self.inner.links.as_ref().map(|links| links.timeout)
     }
 
+    /// How many calls of the group this process has made.
+    #[cfg(test)]
+    pub(crate) fn num_calls(&self) -> u64 {
+        self.inner.sequence.load(Ordering::Relaxed)
+    }
+
     /// The backend, for the engine that hands it to the reducer.
     pub(crate) fn process_group(&self) -> Option<&Arc<ProcessGroup>> {
         self.inner.links.as_ref().map(|links| &links.process_group)

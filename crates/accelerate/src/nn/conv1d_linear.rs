@@ -97,6 +97,10 @@ impl LinearKernel for TransposedKernel {
             forward_error("Conv1D", weight.name(), format!("[.., {in_features}] of {:?}", weight.kind()), input, source)
         })
     }
+
+    fn is_dense(&self) -> bool {
+        true
+    }
 }
 
 fn product(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor, TchError> {
@@ -155,6 +159,21 @@ impl LinearLayer {
         let shape = self.weight().shape();
         let [first, second] = [0, 1].map(|dim| shape.get(dim).copied().unwrap_or_default());
         if self.is_transposed() { [second, first] } else { [first, second] }
+    }
+
+    pub(crate) fn has_adapters(&self) -> bool {
+        match self {
+            Self::Linear(linear) => linear.has_adapters(),
+            Self::Conv1D(conv) => conv.kernel.both().1.is_some(),
+        }
+    }
+
+    /// Is it computed by libtorch's own product?
+    pub(crate) fn is_dense(&self) -> bool {
+        match self {
+            Self::Linear(linear) => linear.kernel().is_dense(),
+            Self::Conv1D(conv) => conv.kernel.get().is_dense(),
+        }
     }
 
     /// `kernel` gets the weight as it is stored.

@@ -20,6 +20,12 @@ pub trait EmbeddingKernel: Send + Sync + Debug {
     /// # Errors
     /// Those of [`Param::get`]; an index or a `padding_idx` outside of the table.
     fn embedding(&self, indices: &Tensor, weight: &Param, padding_idx: Option<i64>) -> Result<Tensor>;
+
+    /// Is it libtorch's own lookup, which another one may take the place of unasked?
+    #[doc(hidden)]
+    fn is_dense(&self) -> bool {
+        false
+    }
 }
 
 /// What goes around the kernel of an embedding, whichever that is when the layer is used.
@@ -41,6 +47,10 @@ pub struct DenseEmbeddingKernel;
 impl EmbeddingKernel for DenseEmbeddingKernel {
     fn embedding(&self, indices: &Tensor, weight: &Param, padding_idx: Option<i64>) -> Result<Tensor> {
         functional::embedding(indices, weight, padding_idx)
+    }
+
+    fn is_dense(&self) -> bool {
+        true
     }
 }
 
@@ -120,6 +130,10 @@ impl Embedding {
     /// How rows are looked up, without adapters.
     pub fn kernel(&self) -> Arc<dyn EmbeddingKernel> {
         self.kernel.get()
+    }
+
+    pub(crate) fn has_adapters(&self) -> bool {
+        self.kernel.both().1.is_some()
     }
 
     pub(crate) fn set_around(&self, around: Option<Arc<dyn AroundEmbedding>>) {

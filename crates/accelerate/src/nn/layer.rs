@@ -4,6 +4,7 @@ use super::ParamStore;
 use crate::TensorTree;
 use crate::error::{Error, NnError, Result};
 use accelerate_core::config::Compilation;
+use accelerate_core::tensor_parallel::TensorParallelPlan;
 use tch::{TchError, Tensor};
 
 /// A model: what [`Accelerator::prepare`](crate::Accelerator::prepare) takes and gives back ready for many
@@ -55,6 +56,12 @@ pub trait Module {
     /// [`Accelerator::prepare`](crate::Accelerator::prepare) compares it with what was asked for.
     fn compilation(&self) -> Compilation {
         Compilation::None
+    }
+
+    /// How ranks divide the layers of the model where they compute it together (`tp_plan` of Transformers): what tensor parallelism
+    /// takes unless the program gives a plan of its own. None by default.
+    fn tensor_parallel_plan(&self) -> Option<TensorParallelPlan> {
+        None
     }
 }
 

@@ -3,7 +3,7 @@
 use super::init::{self, Init};
 use super::layer::{forward_error, impl_layer};
 use super::named_layers::{AnyLayer, SharedKernel};
-use super::{Param, Path, functional};
+use super::{DividedOutput, Param, Path, functional};
 use crate::error::Result;
 use std::borrow::Borrow;
 use std::fmt::Debug;
@@ -46,6 +46,17 @@ pub trait LinearKernel: Send + Sync + Debug {
     /// # Errors
     /// Those of [`Param::get`]; an input with another last dim, or of another element type than the weight's.
     fn linear(&self, input: &Tensor, weight: &Param, bias: Option<&Param>) -> Result<Tensor>;
+
+    /// Where each rank gets a slice of the output: which, and what is to be done with it. Default: all of the output is here.
+    fn divided_output(&self) -> Option<Arc<dyn DividedOutput>> {
+        None
+    }
+
+    /// Is it libtorch's own product, which another one may take the place of unasked?
+    #[doc(hidden)]
+    fn is_dense(&self) -> bool {
+        false
+    }
 }
 
 /// What goes around the kernel of a linear layer, whichever that is when the layer is used.
@@ -66,6 +77,10 @@ impl LinearKernel for DenseKernel {
             let wanted = format!("[.., {in_features}] of {:?}", weight.kind());
             forward_error("Linear", weight.name(), wanted, input, source)
         })
+    }
+
+    fn is_dense(&self) -> bool {
+        true
     }
 }
 
@@ -162,6 +177,15 @@ impl Linear {
     /// How the product is computed, without adapters.
     pub fn kernel(&self) -> Arc<dyn LinearKernel> {
         self.kernel.get()
+    }
+
+    /// What each rank gets of the output, where ranks compute the layer together and nobody gathers it.
+    pub fn divided_output(&self) -> Option<Arc<dyn DividedOutput>> {
+        self.kernel.get().divided_output()
+    }
+
+    pub(crate) fn has_adapters(&self) -> bool {
+        self.kernel.both().1.is_some()
     }
 
     pub(crate) fn set_around(&self, around: Option<Arc<dyn AroundLinear>>) {

@@ -19,6 +19,15 @@ use tch::{Kind, Tensor};
 pub(crate) trait Storage: Send {
     /// The full tensor, fit to compute with; gradients flow from it to the local shard. Collective if ranks own shards of it.
     fn materialize(&self) -> Result<Tensor>;
+    /// The tensor that a layer which several ranks compute together computes with on this rank, in the shape of its slice; elsewhere
+    /// the full one.
+    fn slice(&self) -> Result<Tensor> {
+        self.materialize()
+    }
+    /// That tensor as a parameter of its own, flat, where it is a slice.
+    fn slice_param(&self) -> Option<Param> {
+        None
+    }
     /// What this rank owns.
     fn local(&self) -> Tensor;
     /// Which elements of the full tensor this rank owns.
@@ -192,6 +201,18 @@ impl Param {
     pub fn get(&self) -> Result<Tensor> {
         note_use(self);
         self.storage().materialize()
+    }
+
+    /// The tensor that a kernel computes with on this rank where several ranks compute the layer together (tensor parallelism): its
+    /// slice of the parameter. Elsewhere the same as [`get`](Self::get).
+    pub(crate) fn slice(&self) -> Result<Tensor> {
+        note_use(self);
+        self.storage().slice()
+    }
+
+    /// That slice as a parameter of its own, flat: what engines may shard.
+    pub(crate) fn slice_param(&self) -> Option<Param> {
+        self.storage().slice_param()
     }
 
     /// What this process owns of the parameter: what optimizers update and checkpoints write. The same
@@ -430,7 +451,8 @@ impl Param {
     /// Counts how often [`replace_storage`](Self::replace_storage) was called: who keeps [`local`](Self::local) over
     /// steps must look.
     pub(crate) fn storage_version(&self) -> u64 {
-        self.0.storage_version.load(Ordering::Acquire)
+        let of_slice = self.slice_param().map_or(0, |slice| slice.storage_version());
+        self.0.storage_version.load(Ordering::Acquire) + of_slice
     }
 }
 

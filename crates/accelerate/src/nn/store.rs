@@ -318,6 +318,11 @@ impl ParamStore {
         self.filtered(|param| !param.is_buffer())
     }
 
+    /// The same, with this rank's slices in place of parameters whose layer several ranks compute together.
+    pub(crate) fn own_parameters(&self) -> Vec<Param> {
+        self.parameters().into_iter().map(|param| param.slice_param().unwrap_or(param)).collect()
+    }
+
     /// The parameters that get a gradient: what an optimizer updates.
     pub fn trainable_parameters(&self) -> Vec<Param> {
         self.filtered(|param| !param.is_buffer() && param.requires_grad())

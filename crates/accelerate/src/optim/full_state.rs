@@ -113,7 +113,9 @@ impl<O: Optimizer> AcceleratedOptimizer<O> {
     /// ```
     pub fn full_state_dict(&self) -> Result<OptimizerState> {
         let mut own = self.state_dict()?;
-        let sharded = self.handle().params().find_map(|param| Some((param.shard_group()?, param.local().device())));
+        // The ranks that hold one model together: parameters that some of them have whole are shared by fewer.
+        let sharded = self.handle().params().filter_map(|param| Some((param.shard_group()?, param.local().device())));
+        let sharded = sharded.max_by_key(|(group, _)| group.world_size());
         let Some((group, device)) = sharded else { return Ok(own) };
         let tensors = std::mem::take(&mut own.tensors).into_iter();
         let (parts, whole): (BTreeMap<_, _>, BTreeMap<_, _>) =

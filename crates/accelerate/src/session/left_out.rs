@@ -5,6 +5,7 @@
 
 use super::PreparedParameters;
 use crate::error::{Error, Result};
+use crate::group::Group;
 use crate::nn::{Param, ParamStore};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -133,15 +134,22 @@ fn part(local: &Tensor, places: &Range<usize>) -> Result<i64> {
 
 /// The parts of all ranks that have shards, added up. Fails on all of them where one has no part. Collective there.
 fn summed(store: &ParamStore, params: &[Param], parts: Result<Vec<i64>>) -> Result<Vec<i64>> {
-    let Some(group) = store.shard_group() else { return parts };
-    let parts = group.agree_on_success("left_out", parts)?;
+    let mut groups: Vec<Group> = Vec::new();
+    for group in store.parameters().iter().filter_map(Param::shard_group) {
+        if !groups.contains(&group) {
+            groups.push(group);
+        }
+    }
+    let parts = groups.iter().fold(parts, |parts, group| group.agree_on_success("left_out", parts))?;
     let own = serde_json::to_vec(&parts).map_err(Error::other)?;
     let mut sums = parts;
-    for (rank, theirs) in group.all_gather_bytes(&own)?.iter().enumerate() {
-        let theirs: Vec<i64> = serde_json::from_slice(theirs).map_err(Error::other)?;
-        for ((sum, theirs), param) in sums.iter_mut().zip(theirs).zip(params) {
-            if rank != group.rank() && param.is_sharded() {
-                *sum = sum.wrapping_add(theirs);
+    for group in &groups {
+        for (rank, theirs) in group.all_gather_bytes(&own)?.iter().enumerate() {
+            let theirs: Vec<i64> = serde_json::from_slice(theirs).map_err(Error::other)?;
+            for ((sum, theirs), param) in sums.iter_mut().zip(theirs).zip(params) {
+                if rank != group.rank() && param.shard_group().as_ref() == Some(group) {
+                    *sum = sum.wrapping_add(theirs);
+                }
             }
         }
     }

@@ -10,8 +10,8 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) struct DeviceMesh {
     job: Group,
     shape: Mesh,
-    /// Made when they are first asked for.
-    along: Mutex<Vec<(Axis, Group)>>,
+    /// Made when they are first asked for, by axes.
+    along: Mutex<Vec<(Vec<Axis>, Group)>>,
 }
 
 impl DeviceMesh {
@@ -28,19 +28,21 @@ impl DeviceMesh {
         self.shape
     }
 
-    /// The ranks along an axis: those that differ from this one in their place on it alone. Collective when an axis is first
-    /// asked for, unless all ranks are along it.
-    pub(crate) fn group(&self, axis: Axis) -> Result<Group> {
-        if self.shape.size(axis) == self.job.world_size() {
+    /// The ranks along these axes: those that differ from this one in their places on them alone. Collective when axes are first
+    /// asked for, unless all ranks are along them.
+    pub(crate) fn group(&self, axes: &[Axis]) -> Result<Group> {
+        if axes.iter().map(|&axis| self.shape.size(axis)).product::<usize>() == self.job.world_size() {
             return Ok(self.job.clone());
         }
+        // Axes of one rank change nothing.
+        let axes: Vec<Axis> = axes.iter().copied().filter(|&axis| self.shape.size(axis) > 1).collect();
         // Held while ranks connect: they ask in the same order, and a panic leaves the list whole.
         let mut along = self.along.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, group)) = along.iter().find(|(known, _)| *known == axis) {
+        if let Some((_, group)) = along.iter().find(|(known, _)| *known == axes) {
             return Ok(group.clone());
         }
-        let group = self.job.subgroup(&self.shape.ranks_along(axis, self.job.rank()))?;
-        along.push((axis, group.clone()));
+        let group = self.job.subgroup(&self.shape.ranks_in(&axes, self.job.rank()))?;
+        along.push((axes, group.clone()));
         Ok(group)
     }
 }

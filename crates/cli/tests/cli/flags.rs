@@ -14,6 +14,7 @@ use crate::support::{Finished, accelerate, finished, launch};
 type Flag = (&'static str, &'static str, &'static str, &'static str);
 
 const FSDP: &str = "--use_fsdp";
+const AXES: &str = "--use_parallelism_config";
 const HYBRID: &str = "--num_processes 2 --use_fsdp --fsdp_sharding_strategy HYBRID_SHARD";
 const ZERO3: &str = "--use_deepspeed --zero_stage 3";
 /// Only programs in Python can be compiled while they run.
@@ -67,6 +68,10 @@ const EFFECTIVE: &[Flag] = &[
     ("fsdp_sync_module_states", "false", "true", "--use_fsdp --fsdp_cpu_ram_efficient_loading false"),
     ("fsdp_activation_checkpointing", "true", "false", FSDP),
     ("fsdp_activation_checkpointing_offload", "true", "", "--use_fsdp --fsdp_activation_checkpointing true"),
+    ("use_parallelism_config", "", "", ""),
+    ("parallelism_config_dp_replicate_size", "2", "1", AXES),
+    ("parallelism_config_dp_shard_size", "2", "1", AXES),
+    ("parallelism_config_tp_size", "2", "1", AXES),
     ("debug", "", "", ""),
     ("rdzv_conf", "join_timeout=900", "", ""),
 ];
@@ -84,7 +89,6 @@ const WITHOUT_EFFECT: &[Flag] = &[
 const REFUSED: &[Flag] = &[
     ("tpu", "", "", ""),
     ("mixed_precision", "fp8", "", ""),
-    ("use_parallelism_config", "", "", ""),
     ("use_megatron_lm", "", "", ""),
     ("rdzv_backend", "etcd", "static", ""),
     ("tpu_cluster", "", "", ""),
@@ -135,9 +139,6 @@ const REFUSED: &[Flag] = &[
     ("aws_access_key_id", "key", "", ""),
     ("aws_secret_access_key", "key", "", ""),
     ("mpirun_hostfile", "hosts", "", ""),
-    ("parallelism_config_dp_replicate_size", "2", "1", ""),
-    ("parallelism_config_dp_shard_size", "2", "1", ""),
-    ("parallelism_config_tp_size", "2", "1", ""),
     ("parallelism_config_cp_size", "2", "1", ""),
     ("parallelism_config_cp_backend", "other", "torch", ""),
     ("parallelism_config_cp_comm_strategy", "alltoall", "allgather", ""),

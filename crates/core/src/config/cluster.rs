@@ -112,8 +112,7 @@ record! {
         /// Shard models as a DeepSpeed configuration says.
         use_deepspeed: bool = false => setting().own_key().flag("use_deepspeed").switch();
         /// Lay processes out along several axes.
-        use_parallelism_config: bool = false => setting().own_key().flag("use_parallelism_config").switch()
-            .refused("tensor, sequence and context parallelism are not available yet; use --use_fsdp").for_python();
+        use_parallelism_config: bool = false => setting().own_key().flag("use_parallelism_config").switch();
         /// One process for each GPU, or one where there is none: what happens without it, too.
         multi_gpu: bool = false => setting().own_key().launcher().flag("multi_gpu").switch()
             .without_effect("without --num_processes there is one process for each GPU in any case");

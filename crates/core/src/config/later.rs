@@ -1,55 +1,58 @@
-//! Records that are known by name and whose engines are not there yet: what asks for something is refused.
+//! Axes of parallelism and computing in 8 bits: records of which some engines are not there yet. What asks for those is refused.
 
 use crate::settings::record::record;
 use serde_json::{Map, Value};
 
-const NO_AXES: &str = "tensor, sequence and context parallelism are not available yet; leave it at 1";
+const NO_CP: &str = "context parallelism is not available yet; leave cp_size at 1";
+const NO_SP: &str = "sequence parallelism is not available yet; leave sp_size at 1";
 const NO_FP8: &str = "computing in 8 bits is not available yet; use mixed_precision bf16";
 const NO_FP8_PRODUCTS: &str =
     "a launch hands on no three values at once; say it in the TERecipeKwargs of a script in Python";
 
 record! {
-    /// How ranks are laid out along several axes (`ParallelismConfig` of the reference, `parallelism_config.py`). Only sizes
-    /// of 1 are available; scripts in Python are told of others.
+    /// How ranks are laid out along several axes (`ParallelismConfig` of the reference, `parallelism_config.py`). The sizes multiply
+    /// to the number of ranks, and the last axis runs fastest: neighbours in number are neighbours along `tp`.
+    ///
+    /// Two rules of the reference do not hold here: `tp_size` goes with `dp_replicate_size`, and that needs no `dp_shard_size`.
     ParallelismConfig => ParallelismSettings,
     section "parallelism_config", keys "parallelism_config_", variables "PARALLELISM_CONFIG_" {
         /// Number of replicas of the model.
-        dp_replicate_size: usize = 1 => setting().flag("parallelism_config_dp_replicate_size").refused(NO_AXES).for_python();
-        /// Number of ranks that shard a replica.
-        dp_shard_size: usize = 1 => setting().flag("parallelism_config_dp_shard_size").refused(NO_AXES).for_python();
-        /// Number of ranks that divide each layer.
-        tp_size: usize = 1 => setting().flag("parallelism_config_tp_size").refused(NO_AXES).for_python();
+        dp_replicate_size: usize = 1 => setting().flag("parallelism_config_dp_replicate_size").at_least(1);
+        /// Number of ranks that shard a replica: with --use_fsdp.
+        dp_shard_size: usize = 1 => setting().flag("parallelism_config_dp_shard_size").at_least(1);
+        /// Number of ranks that divide each layer (tensor parallelism).
+        tp_size: usize = 1 => setting().flag("parallelism_config_tp_size").at_least(1);
         /// Number of ranks that divide each sequence in attention.
-        cp_size: usize = 1 => setting().flag("parallelism_config_cp_size").refused(NO_AXES).for_python();
+        cp_size: usize = 1 => setting().flag("parallelism_config_cp_size").refused(NO_CP).for_python();
         /// Who divides attention.
-        cp_backend: String = "torch".to_owned() => setting().flag("parallelism_config_cp_backend").refused(NO_AXES).for_python();
+        cp_backend: String = "torch".to_owned() => setting().flag("parallelism_config_cp_backend").refused(NO_CP).for_python();
         /// How keys and values travel: allgather or alltoall.
         cp_comm_strategy: String = "allgather".to_owned() =>
-            setting().flag("parallelism_config_cp_comm_strategy").refused(NO_AXES).for_python();
+            setting().flag("parallelism_config_cp_comm_strategy").refused(NO_CP).for_python();
         /// Number of ranks that divide each sequence.
-        sp_size: usize = 1 => setting().flag("parallelism_config_sp_size").refused(NO_AXES).for_python();
+        sp_size: usize = 1 => setting().flag("parallelism_config_sp_size").refused(NO_SP).for_python();
         /// Who divides sequences.
-        sp_backend: String = "deepspeed".to_owned() => setting().flag("parallelism_config_sp_backend").refused(NO_AXES).for_python();
+        sp_backend: String = "deepspeed".to_owned() => setting().flag("parallelism_config_sp_backend").refused(NO_SP).for_python();
         /// Length of all sequences.
-        sp_seq_length: usize => setting().flag("parallelism_config_sp_seq_length").refused(NO_AXES).for_python();
+        sp_seq_length: usize => setting().flag("parallelism_config_sp_seq_length").refused(NO_SP).for_python();
         /// May sequences differ in length?
         sp_seq_length_is_variable: bool = true =>
-            setting().flag("parallelism_config_sp_seq_length_is_variable").refused(NO_AXES).for_python();
+            setting().flag("parallelism_config_sp_seq_length_is_variable").refused(NO_SP).for_python();
         /// The kernel of attention.
         sp_attn_implementation: String = "sdpa".to_owned() =>
-            setting().flag("parallelism_config_sp_attn_implementation").refused(NO_AXES).for_python();
+            setting().flag("parallelism_config_sp_attn_implementation").refused(NO_SP).for_python();
     }
 }
 
 record! {
-    /// Tensor parallelism (`TorchTensorParallelPlugin` of the reference, `utils/dataclasses.py`). Only a degree of 1 is
-    /// available.
+    /// Tensor parallelism (`TorchTensorParallelPlugin` of the reference, `utils/dataclasses.py`): several ranks compute each layer
+    /// together.
     TorchTensorParallelPlugin => TensorParallelSettings,
     section "tensor_parallel_config", keys "", variables "ACCELERATE_TENSOR_PARALLEL_" {
-        /// Number of ranks that divide each layer.
-        tensor_parallel_degree: usize = 1 => setting().keys(&["tensor_parallel_degree", "tp_size"]).refused(NO_AXES);
-        /// How each layer is divided, by paths.
-        parallelize_plan: Map<String, Value> => setting().refused(NO_AXES);
+        /// Number of ranks that divide each layer: what tp_size of parallelism_config is. The other ranks are replicas.
+        tensor_parallel_degree: usize = 1 => setting().keys(&["tensor_parallel_degree", "tp_size"]).at_least(1);
+        /// How each layer is divided: styles such as colwise and rowwise by patterns of paths. Default: the model's own plan.
+        parallelize_plan: Map<String, Value> => setting();
     }
 }
 

@@ -5,6 +5,7 @@ mod deep_speed;
 mod display;
 mod file;
 mod here;
+mod mesh;
 mod misspelt;
 mod normalise;
 mod place;

@@ -21,6 +21,19 @@ pub(crate) enum ConfigErrorKind {
     MeshIsNotWorld { mesh: String, world_size: usize },
     #[error("{axis}_size is {}; give each axis one size of at least 1", if *is_named_twice { "said twice".to_owned() } else { size.to_string() })]
     MeshAxis { axis: &'static str, size: usize, is_named_twice: bool },
+    #[error(
+        "tp_size is {tp_size}, and tensor_parallel_degree is {degree}; both say how many ranks divide each layer: leave one of them out"
+    )]
+    TwoDegrees { tp_size: usize, degree: usize },
+    #[error("dp_shard_size is {dp_shard_size}, and nothing shards models; add --use_fsdp, or leave it at 1")]
+    ShardsWithoutFsdp { dp_shard_size: usize },
+    #[error(
+        "tp_size is {tp_size}, and use_deepspeed is true; a DeepSpeed configuration does not know of ranks with the same rows: shard \
+         by --use_fsdp, or leave out tp_size"
+    )]
+    DeepSpeedWithTensorParallel { tp_size: usize },
+    #[error("{world_size} ranks do not fill groups of {degree}; let tensor_parallel_degree divide the number of ranks")]
+    IncompleteDegree { world_size: usize, degree: usize },
     #[error("cp_size and sp_size are both above 1, and both divide the same sequences; leave one of them at 1")]
     TwoWaysToDivideSequences,
     #[error("{field} is on NVMe, but its folder is empty text; name a folder on that disk, for example /local_nvme")]
@@ -69,6 +82,10 @@ impl ConfigErrorKind {
             Self::DynamoNeedsPython { .. } => vec!["backend"],
             Self::DynamoSetting { field, .. } => vec![field, "backend"],
             Self::IncompleteMesh { .. } => vec!["dp_shard_size"],
+            Self::TwoDegrees { .. } => vec!["tp_size", "tensor_parallel_degree"],
+            Self::ShardsWithoutFsdp { .. } => vec!["dp_shard_size"],
+            Self::DeepSpeedWithTensorParallel { .. } => vec!["tp_size"],
+            Self::IncompleteDegree { .. } => vec!["tensor_parallel_degree"],
             Self::MeshIsNotWorld { .. } | Self::MeshAxis { .. } => Vec::new(),
             Self::TwoWaysToDivideSequences => vec!["cp_size", "sp_size"],
         }

@@ -14,6 +14,8 @@ pub(crate) enum LayoutErrorKind {
     SliceOfPart { layout: String },
     #[error("a tensor of shape {shape:?} has no indices {indices:?} of dim {dim}")]
     NoSuchIndices { dim: usize, indices: Range<usize>, shape: Vec<usize> },
+    #[error("dim {dim} of a tensor of shape {shape:?} does not consist of {parts} equal parts")]
+    UnevenParts { dim: usize, parts: usize, shape: Vec<usize> },
     #[error("elements {elements:?} were asked for of {layout}, which has {held}")]
     NoSuchElements { elements: Range<usize>, layout: String, held: usize },
     #[error(

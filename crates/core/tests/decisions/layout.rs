@@ -7,12 +7,13 @@ use std::collections::HashSet;
 /// How a layout is made from a shape; numbers are taken modulo what there is.
 #[derive(Clone, Debug)]
 struct Cuts {
-    slice: Option<(usize, usize, usize)>,
+    /// Dim, two indices, parts.
+    slice: Option<(usize, usize, usize, usize)>,
     flat: Option<(usize, usize)>,
 }
 
 fn cuts() -> impl Strategy<Value = Cuts> {
-    let slice = prop::option::of((0usize..3, 0usize..6, 0usize..6));
+    let slice = prop::option::of((0usize..3, 0usize..6, 0usize..6, 1usize..4));
     let flat = prop::option::of((0usize..40, 0usize..40));
     (slice, flat).prop_map(|(slice, flat)| Cuts { slice, flat })
 }
@@ -22,13 +23,15 @@ fn cut(shape: &[usize], cuts: &Cuts) -> (Layout, Vec<usize>) {
     let numel: usize = shape.iter().product();
     let mut layout = Layout::full(shape);
     let mut held: Vec<usize> = (0..numel).collect();
-    if let Some((dim, one, other)) = cuts.slice.filter(|_| !shape.is_empty()) {
+    if let Some((dim, one, other, parts)) = cuts.slice.filter(|_| !shape.is_empty()) {
         let dim = dim % shape.len();
-        let [one, other] = [one, other].map(|index| index % (shape[dim] + 1));
+        let parts = if shape[dim].is_multiple_of(parts) { parts } else { 1 };
+        let size = shape[dim] / parts;
+        let [one, other] = [one, other].map(|index| index % (size + 1));
         let indices = one.min(other)..one.max(other);
         let inner: usize = shape[dim + 1..].iter().product();
-        held.retain(|element| indices.contains(&(element / inner % shape[dim])));
-        layout = layout.slice(dim, indices).unwrap();
+        held.retain(|element| indices.contains(&(element / inner % shape[dim] % size)));
+        layout = layout.slice_of_parts(dim, parts, indices).unwrap();
     }
     if let Some((one, other)) = cuts.flat {
         let [one, other] = [one, other].map(|element| element % (held.len() + 1));
@@ -98,6 +101,12 @@ fn what_does_not_exist_is_refused() {
         (Layout::full([3]).slice(1, 0..1), "no indices 0..1 of dim 1"),
         (Layout::full([3]).slice(0, 2..4), "no indices 2..4 of dim 0"),
         (Layout::full([]).slice(0, 0..0), "shape []"),
+        (
+            Layout::full([3]).slice_of_parts(0, 2, 0..1),
+            "dim 0 of a tensor of shape [3] does not consist of 2 equal parts",
+        ),
+        (Layout::full([4]).slice_of_parts(0, 0, 0..1), "0 equal parts"),
+        (Layout::full([4]).slice_of_parts(0, 2, 0..3), "no indices 0..3"),
         (Layout::full([3]).flat(1..4), "elements 1..4 were asked for of [3], which has 3"),
         (Layout::full([3]).flat(1..2).and_then(|part| part.slice(0, 0..1)), "a part already"),
         (Layout::full([3]).blocks(0), "block_elements is 0"),

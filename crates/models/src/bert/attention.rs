@@ -6,7 +6,7 @@ use accelerate::Result;
 use accelerate::nn::{Dropout, LayerNorm, Linear, Path, TrainingFlag};
 use accelerate::tch::Tensor;
 
-// Shapes: B = batch, L = length, H = hidden size, N = number of heads, D = H / N.
+// Shapes: B = batch, L = length, H = hidden size.
 
 #[derive(Debug)]
 pub(super) struct Attention {
@@ -16,7 +16,7 @@ pub(super) struct Attention {
     output: Linear,
     norm: LayerNorm,
     dropout: Dropout,
-    num_heads: i64,
+    head_dim: i64,
     probs_dropout: f64,
     training: TrainingFlag,
 }
@@ -33,7 +33,7 @@ impl Attention {
             output: linear(&output / "dense", hidden, hidden, config)?,
             norm: layer_norm(&output / "LayerNorm", config)?,
             dropout: Dropout::new(&output, config.hidden_dropout_prob)?,
-            num_heads: config.num_attention_heads,
+            head_dim: hidden / config.num_attention_heads,
             probs_dropout: config.attention_probs_dropout_prob,
             training: path.training_flag(),
         })
@@ -41,16 +41,16 @@ impl Attention {
 
     /// `hidden` is BLH; `mask` is B11L, true where there is a token, and nothing where there are tokens alone.
     pub(super) fn forward(&self, hidden: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
-        let (batch, length, width) = hidden.size3()?;
+        let (batch, length, _) = hidden.size3()?;
         let heads = |layer: &Linear| -> Result<Tensor> {
             let projected = layer.forward(hidden)?;
-            let split = [batch, length, self.num_heads, width / self.num_heads];
-            Ok(projected.f_view(split)?.f_transpose(1, 2)?)
+            // As many heads as this rank has.
+            Ok(projected.f_view([batch, length, -1, self.head_dim])?.f_transpose(1, 2)?)
         };
         let (query, key, value) = (heads(&self.query)?, heads(&self.key)?, heads(&self.value)?);
         let dropout = if self.training.get() { self.probs_dropout } else { 0.0 };
         let context = Tensor::f_scaled_dot_product_attention(&query, &key, &value, mask, dropout, false, None, false)?;
-        let context = context.f_transpose(1, 2)?.f_reshape([batch, length, width])?;
+        let context = context.f_transpose(1, 2)?.f_reshape([batch, length, -1])?;
         let output = self.dropout.forward(&self.output.forward(&context)?)?;
         self.norm.forward(&output.f_add(hidden)?)
     }

@@ -3,9 +3,10 @@
 use super::init::linear;
 use super::{BertConfig, BertModel};
 use crate::PretrainedModel;
+use crate::tensor_parallel::{encoder_plan, features};
 use accelerate::nn::{Dropout, Linear, Module, ParamStore, Path};
 use accelerate::tch::{Reduction, Tensor};
-use accelerate::{Result, TensorTree};
+use accelerate::{ParallelStyle, Result, TensorParallelPlan, TensorTree};
 
 /// What the model takes: int64 tensors.
 #[derive(Debug, TensorTree)]
@@ -48,6 +49,8 @@ pub struct BertForSequenceClassification {
     bert: BertModel,
     dropout: Dropout,
     classifier: Linear,
+    /// Features of a head of attention.
+    head_dim: usize,
 }
 
 /// What a forward pass gives.
@@ -71,6 +74,7 @@ impl BertForSequenceClassification {
             bert: BertModel::new(&(path / "bert"), config)?,
             dropout: Dropout::new(path, dropout)?,
             classifier: linear(path / "classifier", config.hidden_size, config.num_labels() as i64, config)?,
+            head_dim: features(config.hidden_size.checked_div(config.num_attention_heads)),
         })
     }
 
@@ -128,5 +132,11 @@ impl Module for BertForSequenceClassification {
 
     fn params(&self) -> &ParamStore {
         &self.store
+    }
+
+    /// Heads of attention and inner features are divided, and the vocabulary.
+    fn tensor_parallel_plan(&self) -> Option<TensorParallelPlan> {
+        let plan = encoder_plan("bert.encoder.layer", "self", self.head_dim);
+        Some(plan.with("bert.embeddings.word_embeddings", ParallelStyle::EmbeddingRowwise))
     }
 }

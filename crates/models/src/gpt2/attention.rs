@@ -15,7 +15,7 @@ pub(super) struct Attention {
     dropout: Dropout,
     /// Which block it is in.
     layer: usize,
-    num_heads: i64,
+    head_dim: i64,
     scale: f64,
     attn_pdrop: f64,
     training: TrainingFlag,
@@ -31,7 +31,7 @@ impl Attention {
             c_proj: Conv1D::new(path / "c_proj", width, width, normal(residual_std(config)))?,
             dropout: Dropout::new(path, config.resid_pdrop)?,
             layer,
-            num_heads: config.n_head,
+            head_dim: width / config.n_head,
             scale: of_head / of_layer,
             attn_pdrop: config.attn_pdrop,
             training: path.training_flag(),
@@ -40,8 +40,9 @@ impl Attention {
 
     /// `hidden [batch, length, n_embd]` to the same shape.
     pub(super) fn forward(&self, hidden: &Tensor, mask: &Mask, cache: Option<&mut KeyValueCache>) -> Result<Tensor> {
-        let (batch, length, width) = hidden.size3()?;
-        let packed = self.c_attn.forward(hidden)?.f_view([batch, length, 3, self.num_heads, width / self.num_heads])?;
+        let (batch, length, _) = hidden.size3()?;
+        // As many heads as this rank has.
+        let packed = self.c_attn.forward(hidden)?.f_view([batch, length, 3, -1, self.head_dim])?;
         let part = |index: i64| packed.f_select(2, index)?.f_transpose(1, 2);
         let (query, mut key, mut value) = (part(0)?, part(1)?, part(2)?);
         if let Some(cache) = cache {

@@ -1,8 +1,10 @@
 //! GPT-2 that says which token follows.
 
 use super::{GPT2Config, GPT2Model};
+use crate::causal_lm::last_logits;
 use crate::{CausalLM, CausalLMInput, CausalLMOutput, KeyValueCache, PretrainedModel};
 use accelerate::Result;
+use accelerate::TensorParallelPlan;
 use accelerate::nn::{Init, Linear, LinearConfig, Module, ParamStore, Path};
 use accelerate::tch::{self, Tensor};
 
@@ -64,11 +66,16 @@ impl Module for GPT2LMHeadModel {
 
     fn forward(&self, input: &CausalLMInput) -> Result<CausalLMOutput> {
         let hidden = self.transformer.forward(&input.input_ids, input.attention_mask.as_ref())?;
-        CausalLMOutput::new(self.lm_head.forward(&hidden)?, input.labels.as_ref())
+        CausalLMOutput::of_head(&self.lm_head, &hidden, input.labels.as_ref())
     }
 
     fn params(&self) -> &ParamStore {
         &self.store
+    }
+
+    /// Heads of attention and inner features are divided, and the vocabulary.
+    fn tensor_parallel_plan(&self) -> Option<TensorParallelPlan> {
+        Some(self.config.tensor_parallel_plan())
     }
 }
 
@@ -81,7 +88,7 @@ impl CausalLM for GPT2LMHeadModel {
     ) -> Result<Tensor> {
         let _no_grad = tch::no_grad_guard();
         let hidden = self.transformer.go_on(input_ids, attention_mask, cache)?;
-        self.lm_head.forward(&hidden.f_select(1, -1)?)
+        last_logits(&self.lm_head, &hidden)
     }
 
     fn max_length(&self) -> Option<i64> {

@@ -2,8 +2,10 @@
 
 use super::decoder::linear;
 use super::{LlamaConfig, LlamaModel};
+use crate::causal_lm::last_logits;
 use crate::{CausalLM, CausalLMInput, CausalLMOutput, KeyValueCache, PretrainedModel};
 use accelerate::Result;
+use accelerate::TensorParallelPlan;
 use accelerate::nn::{Linear, Module, ParamStore, Path};
 use accelerate::tch::{self, Tensor};
 
@@ -61,11 +63,16 @@ impl Module for LlamaForCausalLM {
 
     fn forward(&self, input: &CausalLMInput) -> Result<CausalLMOutput> {
         let hidden = self.model.forward(&input.input_ids, input.attention_mask.as_ref())?;
-        CausalLMOutput::new(self.lm_head.forward(&hidden)?, input.labels.as_ref())
+        CausalLMOutput::of_head(&self.lm_head, &hidden, input.labels.as_ref())
     }
 
     fn params(&self) -> &ParamStore {
         &self.store
+    }
+
+    /// Heads of attention and inner features are divided, and the vocabulary.
+    fn tensor_parallel_plan(&self) -> Option<TensorParallelPlan> {
+        Some(self.config.tensor_parallel_plan())
     }
 }
 
@@ -78,7 +85,7 @@ impl CausalLM for LlamaForCausalLM {
     ) -> Result<Tensor> {
         let _no_grad = tch::no_grad_guard();
         let hidden = self.model.go_on(input_ids, attention_mask, cache)?;
-        self.lm_head.forward(&hidden.f_select(1, -1)?)
+        last_logits(&self.lm_head, &hidden)
     }
 
     fn max_length(&self) -> Option<i64> {

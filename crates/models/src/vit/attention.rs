@@ -13,7 +13,7 @@ pub(super) struct Attention {
     key: Linear,
     value: Linear,
     output: Linear,
-    num_heads: i64,
+    head_dim: i64,
     dropout: f64,
     training: TrainingFlag,
 }
@@ -26,7 +26,7 @@ impl Attention {
             key: linear(&heads / "key", (hidden, hidden), bias, config)?,
             value: linear(&heads / "value", (hidden, hidden), bias, config)?,
             output: linear(path / "output" / "dense", (hidden, hidden), true, config)?,
-            num_heads: config.num_attention_heads,
+            head_dim: hidden / config.num_attention_heads,
             dropout: config.attention_probs_dropout_prob,
             training: path.training_flag(),
         })
@@ -34,10 +34,10 @@ impl Attention {
 
     /// `hidden [batch, length, hidden_size]` to the same shape.
     pub(super) fn forward(&self, hidden: &Tensor) -> Result<Tensor> {
-        let (batch, length, width) = hidden.size3()?;
+        let (batch, length, _) = hidden.size3()?;
         let heads = |layer: &Linear| -> Result<Tensor> {
-            let split = [batch, length, self.num_heads, width / self.num_heads];
-            Ok(layer.forward(hidden)?.f_view(split)?.f_transpose(1, 2)?)
+            // As many heads as this rank has.
+            Ok(layer.forward(hidden)?.f_view([batch, length, -1, self.head_dim])?.f_transpose(1, 2)?)
         };
         let dropout = if self.training.get() { self.dropout } else { 0.0 };
         let (query, key, value) = (heads(&self.query)?, heads(&self.key)?, heads(&self.value)?);

@@ -4,10 +4,11 @@ use super::ViTConfig;
 use super::embeddings::Embeddings;
 use super::layer::{ViTLayer, layer_norm, linear};
 use crate::image_classification::{ImageClassificationInput, ImageClassifierOutput};
+use crate::tensor_parallel::{encoder_plan, features};
 use crate::{PretrainedConfig, PretrainedModel};
 use accelerate::nn::{Checkpointed, LayerNorm, Linear, Module, ParamStore, Path};
 use accelerate::tch::Tensor;
-use accelerate::{Error, Result};
+use accelerate::{Error, Result, TensorParallelPlan};
 
 /// `transformers.ViTModel` without its pooler: a vector for the whole image, and one for each patch.
 ///
@@ -77,6 +78,8 @@ pub struct ViTForImageClassification {
     store: ParamStore,
     vit: ViTModel,
     classifier: Linear,
+    /// Features of a head of attention.
+    head_dim: usize,
 }
 
 impl ViTForImageClassification {
@@ -87,7 +90,9 @@ impl ViTForImageClassification {
     pub fn new(path: &Path, config: &ViTConfig) -> Result<Self> {
         let vit = ViTModel::new(&(path / "vit"), config)?;
         let sizes = (config.hidden_size, config.num_labels() as i64);
-        Ok(Self { store: path.store().clone(), vit, classifier: linear(path / "classifier", sizes, true, config)? })
+        let head_dim = features(config.hidden_size.checked_div(config.num_attention_heads));
+        let classifier = linear(path / "classifier", sizes, true, config)?;
+        Ok(Self { store: path.store().clone(), vit, classifier, head_dim })
     }
 
     /// Scores before softmax `[batch, num_labels]` of `pixel_values [batch, num_channels, height, width]`.
@@ -109,6 +114,11 @@ impl Module for ViTForImageClassification {
 
     fn params(&self) -> &ParamStore {
         &self.store
+    }
+
+    /// Heads of attention and inner features are divided.
+    fn tensor_parallel_plan(&self) -> Option<TensorParallelPlan> {
+        Some(encoder_plan("vit.encoder.layer", "attention", self.head_dim))
     }
 }
 

@@ -1,6 +1,7 @@
 //! A model made ready: its forward pass runs in mixed precision and arms the gradient reduction.
 
 use crate::amp::Precision;
+use crate::engine::TensorParallel;
 use crate::error::Result;
 use crate::nn::Module;
 use crate::session::{Engine, PreparedParameters};
@@ -15,16 +16,26 @@ use torch_ext::autograd::is_grad_enabled;
 pub struct PreparedModel<M> {
     model: M,
     parameters: Arc<PreparedParameters>,
+    tensor_parallel: Option<TensorParallel>,
     precision: Precision,
 }
 
 impl<M> PreparedModel<M> {
-    pub(crate) fn new(model: M, parameters: Arc<PreparedParameters>, precision: Precision) -> Self {
-        Self { model, parameters, precision }
+    pub(crate) fn new(
+        model: M,
+        parameters: Arc<PreparedParameters>,
+        tensor_parallel: Option<TensorParallel>,
+        precision: Precision,
+    ) -> Self {
+        Self { model, parameters, tensor_parallel, precision }
     }
 
     pub(crate) fn shared_engine(&self) -> &Arc<dyn Engine> {
         &self.parameters.engine
+    }
+
+    pub(crate) fn is_tensor_parallel(&self) -> bool {
+        self.tensor_parallel.is_some()
     }
 
     /// The model as it was given to `prepare`, without the run around it, and no longer among the accelerator's. One that is
@@ -54,9 +65,11 @@ impl<M: Module> PreparedModel<M> {
         let _called = crate::status::here();
         let (engine, gradients_wanted) = (&*self.parameters.engine, is_grad_enabled());
         engine.before_forward(gradients_wanted)?;
+        self.tensor_parallel.iter().for_each(TensorParallel::begin_forward);
         let scope = engine.enter_forward()?;
         let guard = AbandonOnPanic(engine);
         let output = self.precision.autocast(|| self.model.forward(input)).and_then(|output| output);
+        self.tensor_parallel.iter().for_each(TensorParallel::end_forward);
         std::mem::forget(guard);
         drop(scope);
         let left = engine.leave_forward(output.as_ref().err());

@@ -4,7 +4,7 @@ use super::{PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel, compil
 use crate::accelerator::Accelerator;
 use crate::amp::float_kind;
 use crate::data::{DataLoader, DataLoaderShard, LoaderKind, LoaderSettings, Shares};
-use crate::engine;
+use crate::engine::{self, TensorParallel};
 use crate::error::{BigModelError, Result, StateError};
 use crate::messages;
 use crate::nn::{Module, Param, ParamInitFn};
@@ -14,7 +14,9 @@ use crate::optim::{
 };
 use crate::session::{Object, PreparedParameters};
 use accelerate_core::config::ResolvedDeepSpeedConfig;
+use accelerate_core::mesh::Axis;
 use accelerate_core::schedule::SchedulerUnit;
+use accelerate_core::tensor_parallel::TensorParallelPlan;
 use std::sync::Arc;
 
 /// One call of `prepare`: the accelerator, and the one configuration by which all objects of the call are prepared.
@@ -52,6 +54,7 @@ impl Preparation<'_> {
         if let Some(param_init_fn) = param_init_fn.and_then(|function| function.downcast_ref::<ParamInitFn>()) {
             store.default_param_init_fn(param_init_fn);
         }
+        let tensor_parallel = self.tensor_parallel(&model)?;
         let sharding = config.fsdp_in_use().map(|plugin| (plugin, accelerator.mixed_precision()));
         let engine = engine::start(&engine::Start {
             mesh: &accelerator.session().mesh,
@@ -64,7 +67,19 @@ impl Preparation<'_> {
         accelerator.session().register(Object::Model(Arc::downgrade(&parameters)));
         let policy = config.fsdp_in_use().and_then(|plugin| plugin.mixed_precision_policy);
         let output_kind = policy.and_then(|policy| policy.output_dtype).map(float_kind);
-        Ok(PreparedModel::new(model, parameters, accelerator.precision().with_outputs(output_kind)))
+        let precision = accelerator.precision().with_outputs(output_kind);
+        Ok(PreparedModel::new(model, parameters, tensor_parallel, precision))
+    }
+
+    /// Divides the layers of a model, if ranks are to compute it together. Collective then.
+    fn tensor_parallel<M: Module>(&self, model: &M) -> Result<Option<TensorParallel>> {
+        let (mesh, config) = (&self.accelerator.session().mesh, self.accelerator.config());
+        if mesh.shape().size(Axis::Tp) == 1 {
+            return Ok(None);
+        }
+        let plan = config.tensor_parallel.parallelize_plan.clone().unwrap_or_default();
+        let plan = TensorParallelPlan::from_json(&plan)?;
+        TensorParallel::start(mesh, model.params(), plan, model.tensor_parallel_plan().as_ref()).map(Some)
     }
 
     pub(super) fn data_loader<B: Send + 'static, K: LoaderKind>(
@@ -75,7 +90,7 @@ impl Preparation<'_> {
         let (accelerator, config) = (self.accelerator, self.accelerator.config());
         let shares = match options {
             PrepareDataLoaderOptions { num_processes: None, process_index: None } => {
-                Shares::one_each(accelerator.num_processes())
+                Shares::of_mesh(&accelerator.session().mesh.shape())
             }
             PrepareDataLoaderOptions { num_processes, process_index } => {
                 let num_shares = num_processes.unwrap_or(accelerator.num_processes());
@@ -110,7 +125,7 @@ impl Preparation<'_> {
     pub(super) fn scheduler<S: LrScheduler>(&self, scheduler: S, unit: SchedulerUnit) -> AcceleratedScheduler<S> {
         let config = self.accelerator.config();
         let options = SchedulerOptions {
-            num_processes: self.accelerator.num_processes(),
+            num_processes: self.accelerator.session().mesh.shape().num_shares(),
             split_batches: config.dataloader.split_batches,
             step_with_optimizer: config.accelerator.step_scheduler_with_optimizer,
             unit,

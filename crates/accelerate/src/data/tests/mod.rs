@@ -13,6 +13,7 @@ use super::{DataLoader, DataLoaderBuilder, DataLoaderShard, DefaultCollate, VecD
 use crate::Result;
 use crate::session::GradientState;
 use accelerate_core::config::DataLoaderSettings;
+use accelerate_core::mesh::Mesh;
 use std::sync::{Arc, Mutex};
 use tch::Tensor;
 
@@ -41,7 +42,7 @@ fn at_end(state: &GradientState) -> bool {
 fn place(rank: usize, num_processes: usize) -> Place {
     Place {
         share: rank,
-        shares: Shares::one_each(num_processes),
+        shares: Shares::of_mesh(&Mesh::replicated(num_processes)),
         gradient_state: GradientState::new(Default::default(), Default::default()).unwrap(),
         exchange: None,
         dispatch: None,

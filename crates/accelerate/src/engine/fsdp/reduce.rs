@@ -24,7 +24,7 @@ const PIECE_BYTES: usize = 4 << 20;
 /// Which ranks reduce, and what for.
 pub(super) struct ReductionRanks {
     /// All ranks.
-    pub(super) job: Group,
+    pub(super) data: Group,
     /// The ranks that have the same shard, if there are others.
     pub(super) replicas: Option<Group>,
     /// Parameters that are full on every rank, and whether they were to get gradients when the model was prepared.
@@ -127,7 +127,7 @@ impl GradientReducer {
     /// what is reduced over ranks comes at the end of the pass. Collective where gradients are synchronised.
     pub(super) fn reduce(self: &Arc<Self>, unit: usize, gradients: Vec<Option<Tensor>>) -> Result<Reduced> {
         let _no_grad = tch::no_grad_guard();
-        if self.ranks.job.world_size() == 1 {
+        if self.ranks.data.world_size() == 1 {
             let flatten = |gradient: Tensor| gradient.f_reshape([-1])?.f_to_device(self.device);
             let own = gradients.into_iter().map(|own| own.map(flatten).transpose()).collect::<Result<_, _>>()?;
             return Ok((own, false));
@@ -183,7 +183,7 @@ impl GradientReducer {
         let options = (self.units.kinds(unit).reduce, device);
         // Before the sum, as in `c10d::Reducer`: the same rounding, and no overflow that the mean would not have. As a
         // tensor, because the product with a number would be made elsewhere and copied.
-        let scale = scalar::full(&[], (self.ranks.job.world_size() as f64).recip(), options)?;
+        let scale = scalar::full(&[], (self.ranks.data.world_size() as f64).recip(), options)?;
         let step = (PIECE_BYTES / options.0.elt_size_in_bytes() / world_size).clamp(1, content.shard_elements.max(1));
         let buffer_elements = step * world_size;
         for start in (0..content.shard_elements).step_by(step) {
@@ -341,8 +341,8 @@ impl GradientReducer {
     /// Averages the gradients of parameters that are in no unit; one that is missing counts as zeros. Collective.
     fn average_replicated(&self) -> Result<()> {
         self.lock().has_own_gradients = false;
-        let ReductionRanks { job, replicated, .. } = &self.ranks;
-        if job.world_size() == 1 || replicated.is_empty() {
+        let ReductionRanks { data, replicated, .. } = &self.ranks;
+        if data.world_size() == 1 || replicated.is_empty() {
             return Ok(());
         }
         let _no_grad = tch::no_grad_guard();
@@ -358,13 +358,13 @@ impl GradientReducer {
             let is_kept = own.is_some() || local.requires_grad();
             let gradient = own.map_or_else(|| local.f_zeros_like(), Ok)?;
             // Before the sum, as in `c10d::Reducer`.
-            scalar::mul_(&gradient, 1.0 / job.world_size() as f64)?;
+            scalar::mul_(&gradient, 1.0 / data.world_size() as f64)?;
             gradients.push(gradient);
             if is_kept {
                 set_gradient(&local, gradients.last())?;
             }
         }
-        job.all_reduce_coalesced(&gradients, ReduceOp::Sum)
+        data.all_reduce_coalesced(&gradients, ReduceOp::Sum)
     }
 
     /// Forgets a backward pass that has failed. What has been sent has to arrive first: its memory will be used again. Who still

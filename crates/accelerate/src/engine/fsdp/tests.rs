@@ -37,7 +37,7 @@ fn start(accelerator: &Accelerator, store: &ParamStore, plugin: &FullyShardedDat
 /// A prepared model that the session does not know of.
 fn with_engine<M: Module>(module: M, engine: &FullyShard, accelerator: &Accelerator) -> PreparedModel<M> {
     let parameters = PreparedParameters::new(module.params().clone(), Arc::new(engine.clone()), true);
-    PreparedModel::new(module, Arc::new(parameters), accelerator.precision())
+    PreparedModel::new(module, Arc::new(parameters), None, accelerator.precision())
 }
 
 /// What passes see of their engine after each block: it is made before the engine is.

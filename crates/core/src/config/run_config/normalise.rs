@@ -16,15 +16,18 @@ pub(super) fn normalise(partial: &mut PartialRunConfig, origins: &mut Origins, n
     multi_gpu(partial, origins, notes);
     cluster(partial, origins)?;
     sharding(partial, origins)?;
-    if notes.is_for_python {
-        axes(partial, origins);
-    } else {
+    axes(partial, origins);
+    if !notes.is_for_python {
         precision(partial, origins)?;
     }
     accumulation(partial, origins)?;
     match partial.cluster.use_fsdp {
         Some(true) => fsdp(partial, origins, notes)?,
         _ => unused(std::mem::take(&mut partial.fsdp), "fsdp_config", "--use_fsdp", origins, notes)?,
+    }
+    if partial.cluster.use_parallelism_config != Some(true) && !notes.is_for_python {
+        let section = "parallelism_config";
+        unused(std::mem::take(&mut partial.parallelism), section, "--use_parallelism_config", origins, notes)?;
     }
     if partial.cluster.use_deepspeed != Some(true) {
         unused(std::mem::take(&mut partial.deepspeed), "deepspeed_config", "--use_deepspeed", origins, notes)?;

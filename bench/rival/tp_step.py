@@ -1,0 +1,110 @@
+"""Trains a transformer whose layers ranks compute together by torch's DTensor, and reports time and losses: the rival of
+`bench tp_step`.
+
+The model is GPT-2 without dropout, of plain linear layers, and its sizes are those of `fsdp_step.py`. Each rank prints one line of
+JSON, as `bench/src/bin/tp_step.rs` does.
+"""
+
+import argparse
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn import functional
+
+from fsdp_step import LENGTH, NUM_HEADS, NUM_LAYERS, VOCABULARY, WIDTH, initial_values, make_batch, train
+
+HEAD_DIM = WIDTH // NUM_HEADS
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(WIDTH)
+        # Queries, keys and values of one head lie side by side, so that a rank's slice is whole heads, and one product makes all.
+        self.c_attn = nn.Linear(WIDTH, 3 * WIDTH)
+        self.c_proj = nn.Linear(WIDTH, WIDTH)
+        self.ln_2 = nn.LayerNorm(WIDTH)
+        self.mlp_c_fc = nn.Linear(WIDTH, 4 * WIDTH)
+        self.mlp_c_proj = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x):
+        packed = self.c_attn(self.ln_1(x)).unflatten(2, (-1, 3, HEAD_DIM))
+        q, k, v = packed.permute(3, 0, 2, 1, 4).unbind(0)
+        attended = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.c_proj(attended.transpose(1, 2).flatten(2, 3))
+        return x + self.mlp_c_proj(functional.gelu(self.mlp_c_fc(self.ln_2(x)), approximate="tanh"))
+
+
+class Transformer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.wte = nn.Embedding(VOCABULARY, WIDTH)
+        self.wpe = nn.Embedding(LENGTH, WIDTH)
+        self.h = nn.ModuleList(Block() for _ in range(NUM_LAYERS))
+        self.ln_f = nn.LayerNorm(WIDTH)
+        self.lm_head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.lm_head.weight = self.wte.weight
+
+    def forward(self, tokens):
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        for block in self.h:
+            x = block(x)
+        logits = self.lm_head(self.ln_f(x))
+        return functional.cross_entropy(logits[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+def fill(model):
+    """The values of the other program, where GPT-2 keeps the weights of its linear layers transposed."""
+    with torch.no_grad():
+        for index, (path, param) in enumerate(model.named_parameters()):
+            if param.dim() == 1 or path in ("wte.weight", "wpe.weight"):
+                values = initial_values(path, param.shape, index)
+            else:
+                values = initial_values(path, param.shape[::-1], index).t()
+            if path.endswith("c_attn.weight"):
+                values = values.unflatten(0, (3, NUM_HEADS, HEAD_DIM)).transpose(0, 1).flatten(0, 2)
+            param.copy_(values)
+
+
+def make_model():
+    model = Transformer()
+    fill(model)
+    plan = {
+        "wte": RowwiseParallel(input_layouts=Replicate()),
+        "h.*.c_attn": ColwiseParallel(),
+        "h.*.c_proj": RowwiseParallel(),
+        "h.*.mlp_c_fc": ColwiseParallel(),
+        "h.*.mlp_c_proj": RowwiseParallel(),
+        "lm_head": ColwiseParallel(output_layouts=Replicate()),
+    }
+    parallelize_module(model, init_device_mesh("cpu", (torch.distributed.get_world_size(),)), plan)
+    # Each of the two layers has divided a weight of its own.
+    model.lm_head.weight = model.wte.weight
+    return model
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batch_size", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--warmup", type=int, required=True)
+    arguments = parser.parse_args()
+
+    torch.distributed.init_process_group("gloo")
+    model = make_model()
+    params = list(model.parameters())
+    # The fused kernel takes DTensors or plain tensors, not both in one call.
+    divided = [param for param in params if isinstance(param, DTensor)]
+    replicated = [param for param in params if not isinstance(param, DTensor)]
+    groups = [{"params": divided}, {"params": replicated}]
+    optimizer = torch.optim.AdamW(groups, lr=1e-4, weight_decay=0.01, fused=True)
+    # The same on all ranks.
+    tokens, _ = make_batch("transformer", arguments.batch_size, 0)
+    train(optimizer, lambda: model(tokens), arguments.steps, arguments.warmup)
+
+
+if __name__ == "__main__":
+    main()

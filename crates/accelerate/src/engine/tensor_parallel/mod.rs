@@ -1,0 +1,198 @@
+//! Tensor parallelism: several ranks compute each layer together, and each has a slice of its weights.
+//!
+//! Method: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", arXiv 1909.08053.
+//! A colwise layer has some output features on each rank, a rowwise layer behind it the same input features: one sum over ranks in
+//! the forward pass, and one in the backward pass. Parameters that all ranks have get the same gradient on all of them.
+
+mod cross_entropy;
+mod kernels;
+mod region;
+mod storage;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests;
+
+use super::replicate::{check_same_model, copy_from};
+use crate::error::{Result, StateError};
+use crate::group::Group;
+use crate::nn::{AnyLayer, Embedding, LinearLayer, Param, ParamStore};
+use crate::session::DeviceMesh;
+use accelerate_core::mesh::Axis;
+use accelerate_core::tensor_parallel::{DividedLayer, LayerEntry, LayerKind, ParallelStyle, TensorParallelPlan};
+use kernels::{Colwise, Divided, EmbeddingColwise, EmbeddingRowwise, Rowwise};
+use region::Region;
+use std::collections::HashMap;
+use std::sync::Arc;
+use storage::{SliceStorage, Slices};
+use tch::Tensor;
+
+/// A model whose layers several ranks compute together.
+#[derive(Clone, Debug)]
+pub(crate) struct TensorParallel {
+    region: Region,
+}
+
+impl TensorParallel {
+    /// Divides the layers of a model over the ranks along [`Axis::Tp`], with the values of rank 0 of the job. `plan` is the program's,
+    /// `own` the model's. Collective.
+    ///
+    /// # Errors
+    /// Ranks with different models or plans; no plan at all; those of [`TensorParallelPlan::divide`]; a layer that has adapters, is
+    /// quantised, or computes with a kernel of the program's.
+    pub(crate) fn start(
+        mesh: &DeviceMesh,
+        store: &ParamStore,
+        plan: TensorParallelPlan,
+        own: Option<&TensorParallelPlan>,
+    ) -> Result<Self> {
+        let (job, tp_size) = (mesh.job(), mesh.shape().size(Axis::Tp));
+        let layers = store.named_layers();
+        let divided = divide(&layers, plan, own, tp_size);
+        let divided = job.agree_on_success("prepare", divided)?;
+        let description = format!("{divided:?}");
+        let cure = "give all ranks the same parallelize_plan";
+        job.agree("prepare of a tensor-parallel model", &description, cure)?;
+        check_same_model(job, store)?;
+        let region = Region::new(mesh.group(&[Axis::Tp])?)?;
+        let slices = slices(&layers, &divided);
+        // Of a model that is sharded, too, the ranks that divide a layer share their slices with others.
+        let is_sharded = mesh.shape().size(Axis::DpShard) > 1;
+        let holders = if is_sharded { mesh.group(&[Axis::DpShard, Axis::Tp])? } else { region.group().clone() };
+        let ranks = (region.clone(), holders);
+        copy_from(job, store, 0)?;
+        for param in store.parameters().iter().filter(|param| !param.is_deferred()) {
+            divide_parameter(param, &param.local(), &slices, &ranks)?;
+        }
+        store.initialise_each(|param, full| {
+            job.broadcast(&full, 0)?;
+            match slices.contains_key(param.name()) {
+                true => divide_parameter(param, &full, &slices, &ranks),
+                false => param.set_replicated(full),
+            }
+        })?;
+        for layer in &divided {
+            set_kernel(&layers[layer.layer].1, layer, &region);
+        }
+        Ok(Self { region })
+    }
+
+    /// Before a forward pass of the model.
+    pub(crate) fn begin_forward(&self) {
+        self.region.begin_forward();
+    }
+
+    /// After it, also where it has failed.
+    pub(crate) fn end_forward(&self) {
+        self.region.forget_input();
+    }
+}
+
+/// Which ranks have which features of each layer.
+fn divide(
+    layers: &[(String, AnyLayer)],
+    plan: TensorParallelPlan,
+    own: Option<&TensorParallelPlan>,
+    tp_size: usize,
+) -> Result<Vec<DividedLayer>> {
+    let entries: Vec<LayerEntry> = layers.iter().map(|(path, layer)| entry(path, layer)).collect();
+    let plan = match (plan.is_empty(), own) {
+        (true, None) => return Err(StateError::NoTensorParallelPlan.into()),
+        (true, Some(own)) => own.clone(),
+        (false, Some(own)) => plan.with_units_of(own, &entries),
+        (false, None) => plan,
+    };
+    let divided = plan.divide(&entries, tp_size)?;
+    for layer in &divided {
+        let (path, layer) = &layers[layer.layer];
+        if let Some(obstacle) = obstacle(layer) {
+            return Err(StateError::NotDivisible { path: path.clone(), obstacle }.into());
+        }
+    }
+    Ok(divided)
+}
+
+fn entry(path: &str, layer: &AnyLayer) -> LayerEntry {
+    let size = |size: i64| size.max(0) as usize;
+    let (kind, sizes, weight) = match (layer, layer.linear()) {
+        (AnyLayer::Embedding(Embedding { weight, .. }), _) => {
+            let shape = weight.shape();
+            let [rows, columns] = [0, 1].map(|dim| shape.get(dim).copied().map_or(0, size));
+            (LayerKind::Embedding, [rows, columns], Some(weight.name().to_owned()))
+        }
+        (_, Some(linear)) => (LayerKind::Linear, linear.sizes().map(size), Some(linear.weight().name().to_owned())),
+        _ => (LayerKind::Other(layer.kind()), [0, 0], None),
+    };
+    let entry = LayerEntry::new(path, kind, sizes);
+    LayerEntry { weight: weight.unwrap_or_else(|| entry.weight.clone()), ..entry }
+}
+
+/// Why ranks cannot divide the layer, if they cannot.
+fn obstacle(layer: &AnyLayer) -> Option<&'static str> {
+    let (has_adapters, is_dense) = match (layer, layer.linear()) {
+        (AnyLayer::Embedding(embedding), _) => (embedding.has_adapters(), embedding.kernel().is_dense()),
+        (_, Some(linear)) => (linear.has_adapters(), linear.is_dense()),
+        _ => (false, true),
+    };
+    if layer.params().iter().any(Param::is_stored_as_several) {
+        return Some("its weight is quantised");
+    }
+    if has_adapters {
+        return Some("it has adapters");
+    }
+    (!is_dense).then_some("it is computed by a kernel of its own")
+}
+
+/// By the name of a parameter.
+fn slices(layers: &[(String, AnyLayer)], divided: &[DividedLayer]) -> HashMap<String, Slices> {
+    let mut slices = HashMap::new();
+    for own in divided {
+        let layer = &layers[own.layer].1;
+        let mut insert = |param: &Param, dim: usize| {
+            let (parts, ranges) = (own.parts, own.slices.clone().into());
+            slices.insert(param.name().to_owned(), Slices { dim, parts, ranges });
+        };
+        match (layer, layer.linear()) {
+            (AnyLayer::Embedding(Embedding { weight, .. }), _) => insert(weight, own.size_index()),
+            (_, Some(linear)) => {
+                let dim = own.size_index();
+                insert(linear.weight(), if linear.is_transposed() { 1 - dim } else { dim });
+                // The bias of a rowwise layer is added to the sum.
+                linear.bias().filter(|_| own.style.is_colwise()).into_iter().for_each(|bias| insert(bias, 0));
+            }
+            _ => {}
+        }
+    }
+    slices
+}
+
+fn divide_parameter(
+    param: &Param,
+    full: &Tensor,
+    slices: &HashMap<String, Slices>,
+    (region, holders): &(Region, Group),
+) -> Result<()> {
+    let Some(slices) = slices.get(param.name()) else { return Ok(()) };
+    let storage = SliceStorage::new(param, full, slices.clone(), region, holders.clone())?;
+    drop(param.replace_storage(Box::new(storage)));
+    Ok(())
+}
+
+fn set_kernel(layer: &AnyLayer, own: &DividedLayer, region: &Region) {
+    let is_transposed = layer.linear().is_some_and(|linear| linear.is_conv1d());
+    let divided = Divided { region: region.clone(), slices: own.slices.clone().into(), is_transposed };
+    if let AnyLayer::Embedding(embedding) = layer {
+        match own.style {
+            ParallelStyle::EmbeddingRowwise => embedding.set_kernel(Arc::new(EmbeddingRowwise(divided))),
+            _ => embedding.set_kernel(Arc::new(EmbeddingColwise(divided))),
+        }
+        return;
+    }
+    let Some(linear): Option<LinearLayer> = layer.linear() else { return };
+    if own.style.is_rowwise() {
+        let splits_input = own.style == ParallelStyle::RowwiseSplitInput;
+        linear.set_kernel(Arc::new(Rowwise { divided, splits_input }));
+    } else {
+        let gathers_output = own.style == ParallelStyle::ColwiseGatherOutput;
+        linear.set_kernel(Arc::new(Colwise { divided, gathers_output, parts: own.parts }));
+    }
+}

@@ -1,0 +1,183 @@
+//! How activations and gradients travel where ranks compute a layer together.
+//!
+//! Each way there has another one back. Where an activation is the same on all ranks, so is its gradient.
+
+use crate::error::{Error, Result, StateError};
+use crate::group::{Group, PeerProcess, ReduceOp, shape_text};
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hasher};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tch::{Kind, Tensor};
+use torch_ext::autograd::{is_grad_enabled, version};
+use torch_ext::storage::tensor_id;
+use torch_ext::{Generator, apply_function};
+
+/// The ranks that divide the layers of a model. Clones are the same.
+#[derive(Clone, Debug)]
+pub(super) struct Region(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    group: Group,
+    /// Each rank draws random numbers of its own, as processes do, and threads of one process do not.
+    draws_alone: bool,
+    /// The next layer compares its input with that of the other ranks: it is the first of a forward pass.
+    compares_input: AtomicBool,
+    /// The last input of a divided layer: queries, keys and values come from one, whose gradient has to travel once.
+    entered: Mutex<Option<Entered>>,
+}
+
+#[derive(Debug)]
+struct Entered {
+    input: Tensor,
+    version: i64,
+    output: Tensor,
+}
+
+impl Region {
+    /// Collective.
+    pub(super) fn new(group: Group) -> Result<Self> {
+        let processes = group.all_gather_bytes(PeerProcess::own().encode().as_bytes())?;
+        let draws_alone = processes.iter().collect::<HashSet<_>>().len() == processes.len();
+        let (compares_input, entered) = (AtomicBool::new(true), Mutex::default());
+        Ok(Self(Arc::new(Inner { group, draws_alone, compares_input, entered })))
+    }
+
+    pub(super) fn group(&self) -> &Group {
+        &self.0.group
+    }
+
+    pub(super) fn rank(&self) -> usize {
+        self.0.group.rank()
+    }
+
+    /// A forward pass begins.
+    pub(super) fn begin_forward(&self) {
+        self.forget_input();
+        self.0.compares_input.store(true, Ordering::Relaxed);
+    }
+
+    /// It has ended.
+    pub(super) fn forget_input(&self) {
+        drop(self.entered().take());
+    }
+
+    fn entered(&self) -> MutexGuard<'_, Option<Entered>> {
+        // Replaced as a whole.
+        self.0.entered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Fails on all ranks unless the first divided layer of a forward pass gets the same input everywhere, and dropout will draw the
+    /// same numbers. Collective once in a forward pass.
+    pub(super) fn compare_input(&self, input: &Tensor) -> Result<()> {
+        if !self.0.compares_input.swap(false, Ordering::Relaxed) || self.group().world_size() == 1 {
+            return Ok(());
+        }
+        let _no_grad = tch::no_grad_guard();
+        let sum = input.f_detach()?.f_to_kind(Kind::Double)?.f_sum(Kind::Double)?.f_double_value(&[])?;
+        let mut hasher = DefaultHasher::new();
+        if self.0.draws_alone {
+            hasher.write(&Vec::<u8>::try_from(Generator::default_for(input.device())?.state()?)?);
+        }
+        let own = format!("{} of sum {sum:e}, random state {:016x}", shape_text(input), hasher.finish());
+        let Some(texts) = self.group().disagreement("forward", &own)? else { return Ok(()) };
+        Err(StateError::DifferentInputs { per_rank: self.group().per_rank(&texts) }.into())
+    }
+
+    /// An input that all ranks have; its gradient is the sum of all ranks' parts. Collective in the backward pass.
+    pub(super) fn enter(&self, input: &Tensor) -> Result<Tensor> {
+        self.compare_input(input)?;
+        if !input.requires_grad() || !is_grad_enabled() {
+            return Ok(input.shallow_clone());
+        }
+        let (id, version) = (tensor_id(input), version(input)?);
+        let is_same = |known: &&Entered| tensor_id(&known.input) == id && known.version == version;
+        if let Some(known) = self.entered().as_ref().filter(is_same) {
+            return Ok(known.output.shallow_clone());
+        }
+        let group = self.group().clone();
+        let output = apply_function(
+            "TensorParallelInput",
+            &[input],
+            |_| Ok(vec![input.f_detach()?]),
+            move |_, mut gradients| {
+                // The product that made it has made it anew, and nobody else has it.
+                let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
+                let sum = gradient.f_contiguous()?;
+                group.all_reduce(&sum, ReduceOp::Sum)?;
+                Ok(vec![Some(sum)])
+            },
+        )?
+        .swap_remove(0);
+        let entered = Entered { input: input.shallow_clone(), version, output: output.shallow_clone() };
+        *self.entered() = Some(entered);
+        Ok(output)
+    }
+
+    /// The sum of all ranks' parts of an output, which nobody else has; its gradient is the same on all ranks. Collective.
+    pub(super) fn sum(&self, part: &Tensor) -> Result<Tensor> {
+        self.forget_input();
+        let group = self.group();
+        let forward = || -> Result<Tensor, Error> {
+            let sum = part.f_detach()?.f_contiguous()?;
+            group.all_reduce(&sum, ReduceOp::Sum)?;
+            Ok(sum)
+        };
+        let outputs =
+            apply_function("TensorParallelSum", &[part], |_| Ok(vec![forward()?]), |_, gradients| Ok(gradients))?;
+        Ok(outputs.into_iter().next().unwrap_or_else(Tensor::new))
+    }
+
+    /// All ranks' slices of a dim, of these sizes, one behind the other; each rank's slice of the gradient goes back. Collective.
+    pub(super) fn gather(&self, own: &Tensor, dim: i64, slices: &[Range<usize>]) -> Result<Tensor> {
+        self.forget_input();
+        let Some(place) = slices.get(self.rank()).cloned() else { return Ok(own.shallow_clone()) };
+        let outputs = apply_function(
+            "TensorParallelGather",
+            &[own],
+            |_| Ok(vec![gather(self.group(), own, dim, slices)?]),
+            move |_, mut gradients| {
+                let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
+                Ok(vec![Some(gradient.f_narrow(dim, place.start as i64, place.len() as i64)?)])
+            },
+        )?;
+        Ok(outputs.into_iter().next().unwrap_or_else(Tensor::new))
+    }
+
+    /// This rank's slice of the last dim of what all ranks have; the slices of the gradient are put together. Collective in the
+    /// backward pass.
+    pub(super) fn split(&self, full: &Tensor, slices: &[Range<usize>]) -> Result<Tensor> {
+        self.compare_input(full)?;
+        let Some(place) = slices.get(self.rank()).cloned() else { return Ok(full.shallow_clone()) };
+        let (group, slices) = (self.group().clone(), slices.to_vec());
+        let outputs = apply_function(
+            "TensorParallelSplit",
+            &[full],
+            |_| Ok(vec![full.f_narrow(-1, place.start as i64, place.len() as i64)?.f_contiguous()?]),
+            move |_, mut gradients| {
+                let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
+                Ok(vec![Some(gather(&group, &gradient, -1, &slices)?)])
+            },
+        )?;
+        Ok(outputs.into_iter().next().unwrap_or_else(Tensor::new))
+    }
+}
+
+/// All ranks' slices of a dim, which may differ in size. Collective.
+pub(super) fn gather(group: &Group, own: &Tensor, dim: i64, slices: &[Range<usize>]) -> Result<Tensor> {
+    let _no_grad = tch::no_grad_guard();
+    let largest = slices.iter().map(ExactSizeIterator::len).max().unwrap_or(0) as i64;
+    let dim = if dim < 0 { dim + own.dim() as i64 } else { dim };
+    let mut padding = own.size();
+    padding[dim as usize] = largest - padding[dim as usize];
+    let sent = match padding[dim as usize] {
+        0 => own.f_detach()?.f_contiguous()?,
+        // Ranks send tensors of one shape.
+        _ => Tensor::f_cat(&[own.f_detach()?, Tensor::f_zeros(&padding, (own.f_kind()?, own.device()))?], dim)?,
+    };
+    let all = group.all_gather(&sent)?;
+    let parts = all.iter().zip(slices).map(|(part, slice)| part.f_narrow(dim, 0, slice.len() as i64));
+    Ok(Tensor::f_cat(&parts.collect::<Result<Vec<_>, _>>()?, dim)?)
+}

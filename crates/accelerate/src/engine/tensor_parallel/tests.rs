@@ -1,0 +1,50 @@
+//! How often ranks that compute layers together have to hear of each other.
+
+use crate::error::Result;
+use crate::nn::{Linear, ModuleFn, ParamStore};
+use crate::{Accelerator, TorchTensorParallelPlugin, testing};
+use accelerate_core::mesh::Axis;
+use serde_json::{Value, json};
+use tch::{Device, Kind, Tensor};
+
+/// Calls of a forward pass and of its backward pass, of two layers of four: one comparison of inputs is among the former.
+fn calls(accelerator: &Accelerator, num_first: usize) -> Result<[u64; 2]> {
+    let store = ParamStore::new(accelerator.device());
+    let embed = Linear::new(store.root() / "embed", 4, 4, Default::default())?;
+    let first: Vec<Linear> = (0..num_first)
+        .map(|number| Linear::new(store.root() / "first" / number, 4, 6, Default::default()))
+        .collect::<Result<_>>()?;
+    let second = Linear::new(store.root() / "second", 6, 4, Default::default())?;
+    let model = accelerator.prepare(ModuleFn::new(&store, move |x: &Tensor| {
+        let x = embed.forward(x)?;
+        let inner = first.iter().map(|layer| layer.forward(&x)).collect::<Result<Vec<_>>>()?;
+        second.forward(&Tensor::f_stack(&inner, 0)?.f_prod_dim_int(0, false, Kind::Float)?)
+    }))?;
+    let group = accelerator.session().mesh.group(&[Axis::Tp])?;
+    // Ranks find out at their first call how they reach each other.
+    for _ in 0..2 {
+        let before = group.num_calls();
+        let loss = model.forward(&Tensor::ones([3, 4], (Kind::Float, Device::Cpu)))?.f_sum(Kind::Float)?;
+        let forward = group.num_calls();
+        accelerator.backward(&loss)?;
+        if before > 0 {
+            return Ok([forward - before, group.num_calls() - forward]);
+        }
+    }
+    unreachable!("the second pass returns")
+}
+
+#[test]
+fn a_colwise_and_a_rowwise_layer_need_one_sum_each_way() {
+    let pair = json!({ "first.*": "colwise", "second": "rowwise" });
+    let gathered = json!({ "first.*": "colwise_gather_output" });
+    for (plan, num_first, wanted) in [(&pair, 1, [2, 1]), (&pair, 3, [2, 1]), (&gathered, 1, [2, 1])] {
+        let plugin = TorchTensorParallelPlugin {
+            tensor_parallel_degree: Some(2),
+            parallelize_plan: Value::as_object(plan).cloned(),
+        };
+        let builder = Accelerator::builder().torch_tp_plugin(plugin);
+        let found = testing::ranks(2, builder, |accelerator| calls(&accelerator, num_first)).unwrap();
+        assert_eq!(found, [wanted; 2], "{plan} {num_first}");
+    }
+}

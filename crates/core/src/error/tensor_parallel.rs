@@ -1,0 +1,48 @@
+//! What can be wrong with a plan of tensor parallelism.
+
+use crate::weight_files::listed;
+
+/// What a message has room for of a list of names.
+const LIST_BYTES: usize = 400;
+
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum TensorParallelErrorKind {
+    #[error(
+        "a rule of a plan is a style such as \"colwise\", or {{\"style\": \"colwise\", \"unit\": 64, \"parts\": 2}}, and for \
+         {pattern:?} was found {found}"
+    )]
+    MalformedRule { pattern: String, found: String },
+    #[error("the style {style} for {pattern:?} is not available: {why}")]
+    StyleNotAvailable { pattern: String, style: String, why: &'static str },
+    #[error("the rule for {pattern:?} has a 0; units and parts are counted from 1")]
+    ZeroInRule { pattern: String },
+    #[error("{pattern:?} is the path of no layer of the model; its layers are {}", listed(known, LIST_BYTES))]
+    NoSuchLayer { pattern: String, known: Vec<String> },
+    #[error("the plan has two rules for {layer}, by {first:?} and {second:?}; leave one of them out")]
+    TwoRules { layer: String, first: String, second: String },
+    #[error(
+        "{first} and {second} share {weight}, and the plan divides it in two ways; divide both along the same features, such as \
+         embedding_rowwise and colwise"
+    )]
+    TwoLayouts { weight: String, first: String, second: String },
+    #[error(
+        "{layer} is {} {kind}, and the plan says {style}; linear layers are divided by colwise and rowwise styles, embeddings by \
+         embedding_rowwise and embedding_colwise, and other layers stay whole (replicate)",
+        if kind.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" }
+    )]
+    StyleOfOtherLayer { layer: String, kind: &'static str, style: &'static str },
+    #[error("{layer}: {features} features are not whole units of {unit} in each of {parts} parts")]
+    CutUnit { layer: String, features: usize, unit: usize, parts: usize },
+    #[error(
+        "{layer} has {features} features, which are {units} units of {unit} features for {tp_size} ranks; each rank needs one (a \
+         head of attention is a unit): use fewer ranks along tp"
+    )]
+    TooFewUnits { layer: String, features: usize, unit: usize, units: usize, tp_size: usize },
+}
+
+impl TensorParallelErrorKind {
+    /// Is it about what was said, and not about the layers that it was said of?
+    pub(crate) fn is_config(&self) -> bool {
+        matches!(self, Self::MalformedRule { .. } | Self::StyleNotAvailable { .. } | Self::ZeroInRule { .. })
+    }
+}

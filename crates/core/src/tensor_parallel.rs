@@ -1,0 +1,454 @@
+//! Tensor parallelism: which layers of a model several ranks compute together, and which part of each a rank has.
+//!
+//! Method: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", arXiv 1909.08053.
+//! Styles have the names that Hugging Face Transformers gives them, in its versions 4 and 5.
+
+use crate::error::tensor_parallel::TensorParallelErrorKind as Kind;
+use crate::error::{Error, Result};
+use crate::names::spelled_enum;
+use serde_json::{Map, Value};
+use std::ops::Range;
+
+spelled_enum! {
+    /// How ranks divide a layer.
+    ///
+    /// ```
+    /// use accelerate_core::tensor_parallel::ParallelStyle;
+    /// assert_eq!("colwise_rep".parse::<ParallelStyle>()?, ParallelStyle::ColwiseGatherOutput);
+    /// assert_eq!(ParallelStyle::Rowwise.as_str(), "rowwise");
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    ParallelStyle, "style of tensor parallelism" {
+        /// Each rank has some of the output features of a linear layer. Its input is the same on all ranks, and its output stays
+        /// divided along the last dim.
+        Colwise = "colwise" | "ColwiseParallel",
+        /// The same, and all ranks get all of the output.
+        ColwiseGatherOutput = "colwise_gather_output" | "colwise_rep",
+        /// Colwise for a layer whose output features are several equal parts one after the other, such as queries, keys and values:
+        /// each rank has some of each part.
+        PackedColwise = "packed_colwise",
+        /// Each rank has some of the input features of a linear layer. Its input is divided along the last dim, as a colwise layer
+        /// leaves it, and the sum over ranks is the output of all of them.
+        Rowwise = "rowwise" | "RowwiseParallel",
+        /// The same with an input that all ranks have in full.
+        RowwiseSplitInput = "rowwise_split_input" | "rowwise_rep",
+        /// Each rank has some rows of an embedding, and all ranks get the rows that are asked for.
+        EmbeddingRowwise = "embedding_rowwise" | "vocab_parallel_rowwise",
+        /// Each rank has some columns of an embedding, and all ranks get full rows.
+        EmbeddingColwise = "embedding_colwise",
+        /// Every rank has the whole layer.
+        Replicate = "replicate",
+    }
+}
+
+/// Styles of Transformers that are known by name alone, and why.
+const NOT_AVAILABLE: &[(&str, &str)] = &[
+    ("sequence_parallel", "activations that are divided along the sequence are not available yet"),
+    ("replicated_with_grad_allreduce", "activations that are divided along the sequence are not available yet"),
+    ("packed_rowwise", "it divides the experts of a mixture, which are not available"),
+    ("local_packed_rowwise", "it divides the experts of a mixture, which are not available"),
+    ("local_colwise", "it divides the experts of a mixture, which are not available"),
+    ("local_rowwise", "it divides the experts of a mixture, which are not available"),
+    ("local", "it divides the experts of a mixture, which are not available"),
+    ("gather", "it divides the experts of a mixture, which are not available"),
+    ("all_reduce", "it divides the experts of a mixture, which are not available"),
+    ("moe_tp_experts", "mixtures of experts are not available"),
+    ("grouped_gemm", "mixtures of experts are not available"),
+    ("ep_router", "mixtures of experts are not available"),
+    ("ep_dispatch_experts", "mixtures of experts are not available"),
+];
+
+impl ParallelStyle {
+    /// Does it divide the output features of a linear layer?
+    pub fn is_colwise(self) -> bool {
+        matches!(self, Self::Colwise | Self::ColwiseGatherOutput | Self::PackedColwise)
+    }
+
+    /// Does it divide the input features of a linear layer?
+    pub fn is_rowwise(self) -> bool {
+        matches!(self, Self::Rowwise | Self::RowwiseSplitInput)
+    }
+
+    fn is_embedding(self) -> bool {
+        matches!(self, Self::EmbeddingRowwise | Self::EmbeddingColwise)
+    }
+}
+
+/// What a plan says of the layers of one pattern.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerRule {
+    /// How ranks divide the layer.
+    pub style: ParallelStyle,
+    /// How many features stay together, such as those of a head of attention. Default: 1.
+    pub unit: usize,
+    /// Of how many equal parts the output features of a [`PackedColwise`](ParallelStyle::PackedColwise) layer consist. Default: 2.
+    pub parts: usize,
+}
+
+impl LayerRule {
+    /// The same, where so many features stay together.
+    #[must_use]
+    pub fn with_unit(self, unit: usize) -> Self {
+        Self { unit, ..self }
+    }
+
+    /// The same for output features of so many equal parts.
+    #[must_use]
+    pub fn with_parts(self, parts: usize) -> Self {
+        Self { parts, ..self }
+    }
+
+    /// `"colwise"`, or `{"style": "colwise", "unit": 64}`.
+    fn of_json(pattern: &str, value: &Value) -> Result<Self> {
+        let malformed = || Kind::MalformedRule { pattern: pattern.to_owned(), found: value.to_string() };
+        let style = |text: &str| {
+            if let Some((_, why)) = NOT_AVAILABLE.iter().find(|(name, _)| *name == text) {
+                let (pattern, style) = (pattern.to_owned(), text.to_owned());
+                return Err(Error::from(Kind::StyleNotAvailable { pattern, style, why }));
+            }
+            text.parse::<ParallelStyle>()
+        };
+        match value {
+            Value::String(text) => Ok(style(text)?.into()),
+            Value::Object(fields) => {
+                let known = ["style", "unit", "parts"];
+                let text = fields.get("style").and_then(Value::as_str).ok_or_else(malformed)?;
+                if fields.keys().any(|key| !known.contains(&key.as_str())) {
+                    return Err(malformed().into());
+                }
+                let number = |key: &str, default: usize| match fields.get(key) {
+                    None => Ok(default),
+                    Some(number) => number.as_u64().and_then(|it| usize::try_from(it).ok()).ok_or_else(malformed),
+                };
+                let rule = Self::from(style(text)?);
+                Ok(Self { unit: number("unit", rule.unit)?, parts: number("parts", rule.parts)?, ..rule })
+            }
+            _ => Err(malformed().into()),
+        }
+    }
+}
+
+impl From<ParallelStyle> for LayerRule {
+    fn from(style: ParallelStyle) -> Self {
+        Self { style, unit: 1, parts: if style == ParallelStyle::PackedColwise { 2 } else { 1 } }
+    }
+}
+
+/// How the layers of a model are divided: rules by patterns of paths (`tp_plan` of Transformers).
+///
+/// A pattern is a path such as `model.layers.*.mlp.up_proj`, in which `*` stands for any one component. The first component of
+/// the path may be left out, as in Transformers the name of the base model.
+///
+/// ```
+/// use accelerate_core::tensor_parallel::{LayerEntry, LayerKind, ParallelStyle, TensorParallelPlan};
+/// let plan = TensorParallelPlan::default()
+///     .with("layers.*.up", ParallelStyle::Colwise)
+///     .with("layers.*.down", ParallelStyle::Rowwise);
+/// let layers = [("layers.0.up", [10, 4]), ("layers.0.down", [4, 10])]
+///     .map(|(path, sizes)| LayerEntry::new(path, LayerKind::Linear, sizes));
+/// let divided = plan.divide(&layers, 3)?;
+/// assert_eq!(divided[0].slices, [0..4, 4..7, 7..10]);
+/// assert_eq!(divided[1].slices, divided[0].slices);
+/// # Ok::<(), accelerate_core::Error>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TensorParallelPlan(Vec<(String, LayerRule)>);
+
+/// What computes a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LayerKind {
+    /// A product with a matrix.
+    Linear,
+    /// Rows of a table.
+    Embedding,
+    /// Something else, by its name.
+    Other(&'static str),
+}
+
+/// A layer of a model, as far as plans are concerned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerEntry {
+    /// Its path, such as `layers.0.up`.
+    pub path: String,
+    /// What it is.
+    pub kind: LayerKind,
+    /// Of its weight: `[out_features, in_features]`, or `[num_embeddings, embedding_dim]`.
+    pub sizes: [usize; 2],
+    /// The name of its weight, which layers may share.
+    pub weight: String,
+}
+
+impl LayerEntry {
+    /// A layer with a weight of its own.
+    pub fn new(path: impl Into<String>, kind: LayerKind, sizes: [usize; 2]) -> Self {
+        let path = path.into();
+        Self { weight: format!("{path}.weight"), path, kind, sizes }
+    }
+}
+
+/// A layer that ranks divide.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DividedLayer {
+    /// Its position in the list that was divided.
+    pub layer: usize,
+    /// How.
+    pub style: ParallelStyle,
+    /// Of how many equal parts the divided features consist.
+    pub parts: usize,
+    /// By rank: which features of each part it has. Output features of colwise styles, input features of rowwise ones; of an
+    /// embedding rows or columns.
+    pub slices: Vec<Range<usize>>,
+}
+
+impl DividedLayer {
+    /// Which of the weight's sizes, as a [`LayerEntry`] has them, is divided.
+    pub fn size_index(&self) -> usize {
+        match self.style {
+            ParallelStyle::Rowwise | ParallelStyle::RowwiseSplitInput | ParallelStyle::EmbeddingColwise => 1,
+            _ => 0,
+        }
+    }
+}
+
+impl TensorParallelPlan {
+    /// The same with one more rule.
+    #[must_use]
+    pub fn with(mut self, pattern: impl Into<String>, rule: impl Into<LayerRule>) -> Self {
+        self.0.push((pattern.into(), rule.into()));
+        self
+    }
+
+    /// Has it no rule?
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The plan of a configuration file: styles by pattern. A value is `"colwise"`, or
+    /// `{"style": "packed_colwise", "parts": 3, "unit": 64}`.
+    ///
+    /// ```
+    /// use accelerate_core::tensor_parallel::{ParallelStyle, TensorParallelPlan};
+    /// let map = serde_json::json!({ "layers.*.up": "colwise", "layers.*.down": { "style": "rowwise", "unit": 64 } });
+    /// let plan = TensorParallelPlan::from_json(map.as_object().unwrap())?;
+    /// assert!(!plan.is_empty());
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::is_config`](crate::Error::is_config): a style that is not known or not available, by its pattern.
+    pub fn from_json(map: &Map<String, Value>) -> Result<Self> {
+        let rules = map.iter().map(|(pattern, value)| Ok((pattern.clone(), LayerRule::of_json(pattern, value)?)));
+        Ok(Self(rules.collect::<Result<_>>()?))
+    }
+
+    /// The same with the units and parts of `known` where this plan divides the same layers in the same direction and says none of
+    /// its own: a model knows which features are a head.
+    #[must_use]
+    pub fn with_units_of(mut self, known: &Self, layers: &[LayerEntry]) -> Self {
+        for (pattern, rule) in &mut self.0 {
+            let is_same = |other: &LayerRule| {
+                (rule.style.is_colwise() && other.style.is_colwise())
+                    || (rule.style.is_rowwise() && other.style.is_rowwise())
+            };
+            let own = layers.iter().filter(|layer| matches(pattern, &layer.path));
+            let of_layer = |layer: &LayerEntry| known.rules_for(&layer.path).map(|(_, rule)| *rule).find(is_same);
+            let Some(other) = own.filter_map(of_layer).next() else { continue };
+            if rule.unit == 1 {
+                rule.unit = other.unit;
+            }
+            if other.style == ParallelStyle::PackedColwise && rule.style.is_colwise() {
+                (rule.style, rule.parts) = (other.style, other.parts);
+            }
+        }
+        self
+    }
+
+    fn rules_for<'a>(&'a self, path: &'a str) -> impl Iterator<Item = (&'a str, &'a LayerRule)> {
+        let own = move |(pattern, _): &&(String, LayerRule)| matches(pattern, path);
+        self.0.iter().filter(own).map(|(pattern, rule)| (pattern.as_str(), rule))
+    }
+
+    /// Which features of each layer each of `tp_size` ranks has. Sizes need not divide evenly: the first ranks have one unit more.
+    /// Layers that stay whole are not listed.
+    ///
+    /// # Errors
+    /// [`Error::is_plan`](crate::Error::is_plan): a pattern that is the path of no layer; two rules for one layer, or for two layers
+    /// that share a weight; a style that is not for such a layer; features that are no whole units, or fewer units than ranks.
+    pub fn divide(&self, layers: &[LayerEntry], tp_size: usize) -> Result<Vec<DividedLayer>> {
+        for (pattern, rule) in &self.0 {
+            if rule.unit == 0 || rule.parts == 0 {
+                return Err(Kind::ZeroInRule { pattern: pattern.clone() }.into());
+            }
+            if !layers.iter().any(|layer| matches(pattern, &layer.path)) {
+                let known = layers.iter().map(|layer| layer.path.clone()).collect();
+                return Err(Kind::NoSuchLayer { pattern: pattern.clone(), known }.into());
+            }
+        }
+        let mut divided: Vec<DividedLayer> = Vec::new();
+        for (position, layer) in layers.iter().enumerate() {
+            let mut rules = self.rules_for(&layer.path);
+            let Some((pattern, rule)) = rules.next() else { continue };
+            if let Some((second, _)) = rules.find(|(_, other)| *other != rule) {
+                let (layer, first, second) = (layer.path.clone(), pattern.to_owned(), second.to_owned());
+                return Err(Kind::TwoRules { layer, first, second }.into());
+            }
+            if let Some(own) = divide_layer(position, layer, *rule, tp_size)? {
+                let shares = |other: &&DividedLayer| layers[other.layer].weight == layer.weight;
+                if let Some(other) = divided.iter().find(shares) {
+                    let is_same =
+                        (other.size_index(), other.parts, &other.slices) == (own.size_index(), own.parts, &own.slices);
+                    if !is_same {
+                        let [first, second] = [other.layer, position].map(|at| layers[at].path.clone());
+                        return Err(Kind::TwoLayouts { weight: layer.weight.clone(), first, second }.into());
+                    }
+                }
+                divided.push(own);
+            }
+        }
+        Ok(divided)
+    }
+}
+
+fn divide_layer(position: usize, layer: &LayerEntry, rule: LayerRule, tp_size: usize) -> Result<Option<DividedLayer>> {
+    let mut style = rule.style;
+    // Transformers has the same names for both kinds of layer.
+    if layer.kind == LayerKind::Embedding {
+        style = match style {
+            ParallelStyle::Rowwise => ParallelStyle::EmbeddingRowwise,
+            ParallelStyle::Colwise | ParallelStyle::ColwiseGatherOutput => ParallelStyle::EmbeddingColwise,
+            other => other,
+        };
+    }
+    let kind = match layer.kind {
+        _ if style == ParallelStyle::Replicate => return Ok(None),
+        LayerKind::Linear if !style.is_embedding() => None,
+        LayerKind::Embedding if style.is_embedding() => None,
+        LayerKind::Linear => Some("linear layer"),
+        LayerKind::Embedding => Some("embedding"),
+        LayerKind::Other(kind) => Some(kind),
+    };
+    if let Some(kind) = kind {
+        return Err(Kind::StyleOfOtherLayer { layer: layer.path.clone(), kind, style: style.as_str() }.into());
+    }
+    let parts = if style == ParallelStyle::PackedColwise { rule.parts } else { 1 };
+    let divided = DividedLayer { layer: position, style, parts, slices: Vec::new() };
+    let features = layer.sizes[divided.size_index()];
+    let path = || layer.path.clone();
+    if !features.is_multiple_of(parts * rule.unit) {
+        return Err(Kind::CutUnit { layer: path(), features, unit: rule.unit, parts }.into());
+    }
+    let units = features / parts / rule.unit;
+    if units < tp_size {
+        return Err(Kind::TooFewUnits { layer: path(), features, unit: rule.unit, units, tp_size }.into());
+    }
+    let of_rank = |rank: usize| {
+        let start = |rank: usize| (rank * (units / tp_size) + rank.min(units % tp_size)) * rule.unit;
+        start(rank)..start(rank + 1)
+    };
+    Ok(Some(DividedLayer { slices: (0..tp_size).map(of_rank).collect(), ..divided }))
+}
+
+/// Is this the pattern of the path, or of the path without its first component?
+fn matches(pattern: &str, path: &str) -> bool {
+    let is_path = |path: &str| {
+        let (mut pattern, mut path) = (pattern.split('.'), path.split('.'));
+        loop {
+            match (pattern.next(), path.next()) {
+                (None, None) => return true,
+                (Some("*"), Some(_)) => {}
+                (Some(wanted), Some(found)) if wanted == found => {}
+                _ => return false,
+            }
+        }
+    };
+    is_path(path) || path.split_once('.').is_some_and(|(_, rest)| is_path(rest))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+    use serde_json::json;
+
+    fn layers() -> Vec<LayerEntry> {
+        let linear = |path: &str, sizes| LayerEntry::new(path, LayerKind::Linear, sizes);
+        let mut head = linear("lm_head", [11, 8]);
+        head.weight = "model.wte.weight".to_owned();
+        vec![
+            LayerEntry::new("model.wte", LayerKind::Embedding, [11, 8]),
+            linear("model.h.0.qkv", [24, 8]),
+            linear("model.h.0.out", [8, 8]),
+            LayerEntry::new("model.norm", LayerKind::Other("LayerNorm"), [8, 0]),
+            head,
+        ]
+    }
+
+    fn divide(rules: Value, tp_size: usize) -> Result<Vec<DividedLayer>> {
+        TensorParallelPlan::from_json(rules.as_object().unwrap())?.divide(&layers(), tp_size)
+    }
+
+    #[rstest]
+    #[case(json!({ "model.h.*.out": "rowwise" }), 3, 2, ParallelStyle::Rowwise, vec![0..3, 3..6, 6..8])]
+    #[case(json!({ "h.0.out": "rowwise" }), 2, 2, ParallelStyle::Rowwise, vec![0..4, 4..8])]
+    #[case(json!({ "model.h.*.out": { "style": "rowwise", "unit": 4 } }), 2, 2, ParallelStyle::Rowwise, vec![0..4, 4..8])]
+    #[case(
+        json!({ "h.*.qkv": { "style": "packed_colwise", "parts": 3, "unit": 2 } }), 3, 1,
+        ParallelStyle::PackedColwise, vec![0..4, 4..6, 6..8]
+    )]
+    #[case(json!({ "wte": "rowwise" }), 2, 0, ParallelStyle::EmbeddingRowwise, vec![0..6, 6..11])]
+    #[case(json!({ "wte": "vocab_parallel_rowwise" }), 2, 0, ParallelStyle::EmbeddingRowwise, vec![0..6, 6..11])]
+    #[case(json!({ "model.wte": "colwise_rep" }), 2, 0, ParallelStyle::EmbeddingColwise, vec![0..4, 4..8])]
+    #[case(json!({ "lm_head": "colwise_rep" }), 1, 4, ParallelStyle::ColwiseGatherOutput, vec![0..11])]
+    fn a_rule_divides_the_layers_of_its_pattern(
+        #[case] rules: Value,
+        #[case] tp_size: usize,
+        #[case] layer: usize,
+        #[case] style: ParallelStyle,
+        #[case] slices: Vec<Range<usize>>,
+    ) {
+        let divided = divide(rules, tp_size).unwrap();
+        assert_eq!(divided.len(), 1);
+        assert_eq!((divided[0].layer, divided[0].style, &divided[0].slices), (layer, style, &slices));
+    }
+
+    #[test]
+    fn layers_that_share_a_weight_are_divided_alike() {
+        let divided = divide(json!({ "wte": "embedding_rowwise", "lm_head": "colwise" }), 2).unwrap();
+        assert_eq!(divided[0].slices, divided[1].slices);
+        assert!(divide(json!({ "norm": "replicate", "lm_head": "colwise" }), 2).is_ok());
+    }
+
+    #[rstest]
+    #[case(json!({ "h.*.mlp": "colwise" }), 2, "\"h.*.mlp\" is the path of no layer")]
+    #[case(json!({ "h.*.out": "rowwise", "model.h.0.out": "colwise" }), 2, "two rules for model.h.0.out")]
+    #[case(json!({ "wte": "embedding_rowwise", "lm_head": "rowwise" }), 2, "model.wte.weight")]
+    #[case(json!({ "model.norm": "colwise" }), 2, "model.norm is a LayerNorm")]
+    #[case(json!({ "wte": "packed_colwise" }), 2, "model.wte is an embedding")]
+    #[case(json!({ "h.*.out": "embedding_rowwise" }), 2, "model.h.0.out is a linear layer")]
+    #[case(json!({ "h.*.out": { "style": "rowwise", "unit": 3 } }), 2, "8 features are not whole units of 3")]
+    #[case(json!({ "h.*.out": { "style": "rowwise", "unit": 4 } }), 3, "2 units of 4 features for 3 ranks")]
+    #[case(json!({ "h.*.out": { "style": "rowwise", "unit": 0 } }), 2, "\"h.*.out\" has a 0")]
+    #[case(json!({ "h.*.out": "sideways" }), 2, "\"sideways\"")]
+    #[case(json!({ "norm": "sequence_parallel" }), 2, "sequence_parallel")]
+    #[case(json!({ "h.*.out": { "style": "rowwise", "units": 3 } }), 2, "\"units\":3")]
+    #[case(json!({ "h.*.out": 7 }), 2, "found 7")]
+    fn what_does_not_go_is_named(#[case] rules: Value, #[case] tp_size: usize, #[case] words: &str) {
+        let error = divide(rules, tp_size).unwrap_err();
+        assert!((error.is_plan() || error.is_config()) && error.to_string().contains(words), "{error}");
+    }
+
+    #[test]
+    fn a_plan_takes_over_the_units_of_a_model() {
+        let known = TensorParallelPlan::default()
+            .with("h.*.qkv", LayerRule::from(ParallelStyle::PackedColwise).with_parts(3).with_unit(4))
+            .with("h.*.out", LayerRule::from(ParallelStyle::Rowwise).with_unit(4));
+        let own = TensorParallelPlan::default()
+            .with("model.h.*.qkv", ParallelStyle::Colwise)
+            .with("model.h.*.out", ParallelStyle::Rowwise)
+            .with("lm_head", ParallelStyle::Colwise);
+        let divided = own.with_units_of(&known, &layers()).divide(&layers(), 2).unwrap();
+        let slices: Vec<_> = divided.iter().map(|layer| (layer.parts, layer.slices.clone())).collect();
+        assert_eq!(slices, [(3, vec![0..4, 4..8]), (1, vec![0..4, 4..8]), (1, vec![0..6, 6..11])]);
+    }
+}
