@@ -1,5 +1,5 @@
-"""Trains a transformer whose layers ranks compute together by torch's DTensor, and reports time and losses: the rival of
-`bench tp_step`.
+"""Trains a transformer whose layers ranks compute together by torch's DTensor, alone or under `fully_shard`, and reports time and
+losses: the rival of `bench tp_step`.
 
 The model is GPT-2 without dropout, of plain linear layers, and its sizes are those of `fsdp_step.py`. Each rank prints one line of
 JSON, as `bench/src/bin/tp_step.rs` does.
@@ -10,6 +10,7 @@ import argparse
 import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn import functional
@@ -69,7 +70,7 @@ def fill(model):
             param.copy_(values)
 
 
-def make_model():
+def make_model(mesh, is_sharded):
     model = Transformer()
     fill(model)
     plan = {
@@ -80,29 +81,38 @@ def make_model():
         "h.*.mlp_c_proj": RowwiseParallel(),
         "lm_head": ColwiseParallel(output_layouts=Replicate()),
     }
-    parallelize_module(model, init_device_mesh("cpu", (torch.distributed.get_world_size(),)), plan)
+    parallelize_module(model, mesh["tp"], plan)
     # Each of the two layers has divided a weight of its own.
     model.lm_head.weight = model.wte.weight
+    if is_sharded:
+        for block in model.h:
+            fully_shard(block, mesh=mesh["dp"])
+        fully_shard(model, mesh=mesh["dp"])
     return model
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batch_size", type=int, required=True)
+    parser.add_argument("--tensor_parallel_degree", type=int, required=True)
+    parser.add_argument("--fsdp", action="store_true")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--warmup", type=int, required=True)
     arguments = parser.parse_args()
 
     torch.distributed.init_process_group("gloo")
-    model = make_model()
+    degree = arguments.tensor_parallel_degree
+    shape = (torch.distributed.get_world_size() // degree, degree)
+    mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
+    model = make_model(mesh, arguments.fsdp)
     params = list(model.parameters())
     # The fused kernel takes DTensors or plain tensors, not both in one call.
     divided = [param for param in params if isinstance(param, DTensor)]
     replicated = [param for param in params if not isinstance(param, DTensor)]
-    groups = [{"params": divided}, {"params": replicated}]
+    groups = [{"params": params} for params in (divided, replicated) if params]
     optimizer = torch.optim.AdamW(groups, lr=1e-4, weight_decay=0.01, fused=True)
-    # The same on all ranks.
-    tokens, _ = make_batch("transformer", arguments.batch_size, 0)
+    # The same on ranks that compute layers together.
+    tokens, _ = make_batch("transformer", arguments.batch_size, mesh["dp"].get_local_rank())
     train(optimizer, lambda: model(tokens), arguments.steps, arguments.warmup)
 
 

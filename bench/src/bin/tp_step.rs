@@ -1,10 +1,11 @@
-//! Trains a GPT-2 whose layers ranks compute together, and reports time and losses: our half of `cargo xtask bench tp_step`.
+//! Trains a GPT-2 whose layers ranks compute together, replicated or sharded over other ranks, and reports time and losses: our half of
+//! `cargo xtask bench tp_step`.
 //!
 //! Each rank prints one line of JSON, as `bench/rival/tp_step.py` does.
 
 use accelerate::nn::ParamStore;
 use accelerate::optim::AdamW;
-use accelerate::{Accelerator, TorchTensorParallelPlugin};
+use accelerate::{Accelerator, AutoWrapPolicy, FullyShardedDataParallelPlugin, TorchTensorParallelPlugin};
 use accelerate_models::CausalLMInput;
 use accelerate_models::gpt2::{GPT2Config, GPT2LMHeadModel};
 use anyhow::{Context, Result};
@@ -14,12 +15,15 @@ use clap::Parser;
 /// Train a GPT-2 whose layers all ranks compute together, and report milliseconds per step and losses.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Texts per step, the same on all ranks
+    /// Texts per step, the same on ranks that compute layers together
     #[arg(long = "batch_size")]
     batch_size: i64,
     /// How many ranks compute a layer together
     #[arg(long = "tensor_parallel_degree")]
     tensor_parallel_degree: usize,
+    /// Shard the model over the other ranks, a unit for each block
+    #[arg(long)]
+    fsdp: bool,
     #[command(flatten)]
     steps: Steps,
 }
@@ -30,7 +34,12 @@ fn main() -> Result<()> {
         tensor_parallel_degree: Some(arguments.tensor_parallel_degree),
         ..Default::default()
     };
-    let accelerator = Accelerator::builder().cpu(true).torch_tp_plugin(plugin).build()?;
+    let mut builder = Accelerator::builder().cpu(true).torch_tp_plugin(plugin);
+    if arguments.fsdp {
+        let auto_wrap_policy = Some(AutoWrapPolicy::TransformerBasedWrap);
+        builder = builder.fsdp_plugin(FullyShardedDataParallelPlugin { auto_wrap_policy, ..Default::default() });
+    }
+    let accelerator = builder.build()?;
     let config = GPT2Config {
         vocab_size: VOCABULARY,
         n_positions: LENGTH,
@@ -45,7 +54,7 @@ fn main() -> Result<()> {
     let store = ParamStore::new(accelerator.device());
     let model = GPT2LMHeadModel::new(&store.root(), &config)?;
     fill(&store)?;
-    let input_ids = texts(arguments.batch_size, 0)?;
+    let input_ids = texts(arguments.batch_size, accelerator.data_parallel_rank() as i64)?;
     let labels = Some(input_ids.shallow_clone());
     let input = CausalLMInput { input_ids, attention_mask: None, labels };
     let optimizer = AdamW::builder(&store).lr(1e-4).weight_decay(0.01).build()?;

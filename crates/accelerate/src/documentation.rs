@@ -24,6 +24,7 @@ pages! {
     MixedPrecision: "docs/src/mixed_precision.md";
     CommunicationHooks: "docs/src/communication_hooks.md";
     Sharding: "docs/src/sharding.md";
+    TensorParallel: "docs/src/tensor_parallel.md";
     DeepSpeed: "docs/src/deepspeed.md";
     Offload: "docs/src/offload.md";
     BigModels: "docs/src/big_models.md";

@@ -36,7 +36,7 @@ impl Axis {
     }
 }
 
-/// Ranks in a grid (PyTorch's `DeviceMesh`). Today a model is divided along [`Axis::DpShard`] and repeated along
+/// Ranks in a grid (PyTorch's `DeviceMesh`). A model is divided along [`Axis::DpShard`] and [`Axis::Tp`], and repeated along
 /// [`Axis::DpReplicate`]; the other axes have one rank.
 ///
 /// ```
@@ -70,7 +70,7 @@ impl Mesh {
     /// Ranks along the axes that are named, and one along each other axis (`ParallelismConfig` of the reference).
     ///
     /// Two rules of the reference do not hold here: `tp` and `cp` go with `dp_replicate` alone, and `dp_replicate` needs no
-    /// `dp_shard`. Nothing is computed along `cp`, `sp` and `tp` yet, and settings refuse them.
+    /// `dp_shard`. Nothing is computed along `cp` and `sp` yet, and settings refuse them.
     ///
     /// ```
     /// use accelerate_core::mesh::{Axis, Mesh};
@@ -161,6 +161,15 @@ impl Mesh {
         self.size(Axis::DpShard)
     }
 
+    /// The same without axes along which ranks have the same rows: what is left of each.
+    pub fn data(&self) -> Self {
+        let mut sizes = self.sizes;
+        for axis in Axis::ALL.into_iter().filter(|axis| !Self::DP.contains(axis)) {
+            sizes[axis as usize] = 1;
+        }
+        Self { sizes }
+    }
+
     /// How many neighbours hold all of a model together, and differ in what they hold of it.
     pub fn model_size(&self) -> usize {
         self.world_size() / self.num_replicas()
@@ -233,6 +242,10 @@ mod tests {
                 (0..48).filter(|&other| mesh.rank_in(Mesh::DP, other) == mesh.rank_in(Mesh::DP, rank)).collect();
             assert_eq!(same_rows, mesh.ranks_in(&[Axis::Cp, Axis::Sp, Axis::Tp], rank));
         }
+        assert_eq!(
+            (mesh.num_shares(), mesh.model_size(), mesh.data().to_string().as_str()),
+            (6, 24, "dp_replicate 2 x dp_shard 3")
+        );
         assert_eq!(mesh.ranks_along(Axis::Tp, 6), [4, 5, 6, 7]);
         assert_eq!(mesh.ranks_along(Axis::DpReplicate, 6), [6, 30]);
     }

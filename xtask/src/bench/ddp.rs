@@ -57,8 +57,8 @@ pub(super) fn races(environment: &Environment, rounds: usize, settings: &Setting
     let (mut step, mut memory) = (Vec::new(), Vec::new());
     // The first round of each side fills the page cache and is not counted.
     for round in 0..=rounds {
-        let ours = reports(ours(&case, settings))?;
-        let rival = reports(rival(environment, &case, settings)?)?;
+        let ours = reports(ours(&case, settings), NUM_PROCESSES)?;
+        let rival = reports(rival(environment, &case, settings)?, NUM_PROCESSES)?;
         check_answers(&ours, &rival)?;
         if round > 0 {
             step.push(Pair { ours: median_step(&ours), rival: median_step(&rival) });
@@ -75,15 +75,15 @@ pub(super) fn races(environment: &Environment, rounds: usize, settings: &Setting
 /// One race of steps, of commands that report as [`reports`] reads it. Values are milliseconds per step.
 pub(super) fn step_race(
     (name, goal): (&'static str, f64),
-    rounds: usize,
+    (num_processes, rounds): (usize, usize),
     ours: impl Fn() -> Command,
     rival: impl Fn() -> Result<Command>,
 ) -> Result<Race> {
     let mut pairs = Vec::new();
     // The first round of each side fills the page cache and is not counted.
     for round in 0..=rounds {
-        let ours = reports(ours())?;
-        let rival = reports(rival()?)?;
+        let ours = reports(ours(), num_processes)?;
+        let rival = reports(rival()?, num_processes)?;
         check_answers(&ours, &rival).with_context(|| format!("in {name}"))?;
         if round > 0 {
             pairs.push(Pair { ours: median_step(&ours), rival: median_step(&rival) });
@@ -113,9 +113,9 @@ fn with_settings(mut command: Command, case: &Path, settings: &Settings, optimiz
 }
 
 /// Runs the command and reads what its ranks report, in the order of ranks.
-fn reports(mut command: Command) -> Result<Vec<Report>> {
+fn reports(mut command: Command, num_processes: usize) -> Result<Vec<Report>> {
     let printed = process::read(&mut command)?;
-    parse_reports(&ranks::marked(&printed, "report="), NUM_PROCESSES)
+    parse_reports(&ranks::marked(&printed, "report="), num_processes)
 }
 
 /// In the order of ranks, all of which must be there.

@@ -55,7 +55,7 @@ pub(super) fn races(environment: &Environment, rounds: usize, races: &mut Races)
 
 impl Contest {
     fn race(&self, environment: &Environment, rounds: usize) -> Result<Race> {
-        step_race((self.name, self.goal), rounds, || self.ours("3"), || self.rival(environment))
+        step_race((self.name, self.goal), (NUM_PROCESSES, rounds), || self.ours("3"), || self.rival(environment))
     }
 
     fn ours(&self, stage: &str) -> Command {

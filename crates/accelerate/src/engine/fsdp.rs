@@ -351,7 +351,7 @@ fn agree_on_plan(model: &Start<'_>, plugin: &FullyShardedSettings, mixed_precisi
         inventory = plugin.kept(inventory, mixed_precision);
         warn_of_wider(mesh.job(), &inventory);
     }
-    let plan = plan_sharded(&inventory, plugin, mesh.shape());
+    let plan = plan_sharded(&inventory, plugin, mesh.shape().data());
     let fits = plugin.max_memory.map_or(Ok(()), |bytes| Ok(plan.check_fits(bytes)?));
     mesh.job().agree_on_success("keeping a shard of the model", fits)?;
     if plugin.sync_module_states && data.world_size() > 1 {

@@ -25,8 +25,8 @@ const REFUSED: [(&str, &str); 14] = [
     ("0_34_fp8.yaml", "computing in 8 bits"),
     ("1_08_regional.yaml", "nothing is compiled"),
     ("1_10_deepspeed_auto.yaml", "which is refused"),
-    ("1_10_parallelism.yaml", "parallelism are not available"),
-    ("1_15_questionnaire_axes.yaml", "parallelism are not available"),
+    ("1_10_parallelism.yaml", "context parallelism is not available"),
+    ("1_15_questionnaire_axes.yaml", "context parallelism is not available"),
     ("1_15_questionnaire_fp8_te.yaml", "computing in 8 bits"),
     ("by_hand_fp8_msamp.json", "computing in 8 bits"),
 ];

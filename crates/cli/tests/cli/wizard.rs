@@ -51,7 +51,7 @@ fn lines(answers: &str) -> Vec<u8> {
      enable_cpu_affinity: false\nmixed_precision: fp16\nnum_machines: 1\nnum_processes: 8\n"
 )]
 #[case::fsdp_2(
-    ", , MULTI_CPU, , , , , FSDP, , no, , , encoder.layer.*, , yes, 2, , ",
+    ", , MULTI_CPU, , , , , FSDP, , no, , , encoder.layer.*, , yes, , 2, , ",
     "compute_environment: LOCAL_MACHINE\ndebug: false\ndistributed_type: FSDP\ndynamo_config:\n  dynamo_backend: \"no\"\n\
      enable_cpu_affinity: false\nfsdp_config:\n  fsdp_activation_checkpointing: true\n  \
      fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n  fsdp_offload_params: false\n  fsdp_reshard_after_forward: false\n  \
@@ -275,7 +275,7 @@ fn a_file_is_not_asked_about_for_ever(#[case] line: &str, #[case] words: &str) {
 #[test]
 fn classes_of_python_are_warned_of_before_the_file_is_written() {
     let folder = tempfile::tempdir().unwrap();
-    let answers = lines(", , MULTI_CPU, , , , , FSDP, , no, , , BertLayer, , yes, 2, , ");
+    let answers = lines(", , MULTI_CPU, , , , , FSDP, , no, , , BertLayer, , yes, , 2, , ");
     conversation(folder.path(), &[], &answers)
         .expect(0, &["\"BertLayer\" looks like a class of Python", "encoder.layer.*"]);
 }

@@ -300,7 +300,7 @@ impl Accelerator {
     }
 
     /// How the parameters of each model prepared so far are kept, in the order of `prepare`; print it to see which are gathered
-    /// or reduced together. For a model that was prepared for evaluation it says what training would do.
+    /// or reduced together. Where ranks compute layers together, it is of the slices of this rank. For a model that was prepared for evaluation it says what training would do.
     ///
     /// ```
     /// use accelerate::nn::{Linear, ModuleFn, ParamStore};
@@ -319,7 +319,7 @@ impl Accelerator {
     pub fn plan(&self) -> Plans {
         let plan = |model: &PreparedParameters| match model.engine.plan() {
             Some(plan) => plan.clone(),
-            None => plan_data_parallel(&inventory(&model.store), &self.config().ddp, self.num_processes()),
+            None => plan_data_parallel(&inventory(&model.store), &self.config().ddp, self.mesh().num_shares()),
         };
         Plans(self.session().objects().models().map(|model| plan(&model)).collect())
     }
