@@ -6,12 +6,13 @@ Each rank prints one line of JSON, as `bench/src/bin/checkpoint.rs` does. Sizes 
 
 import argparse
 import json
-import sys
 import time
 from pathlib import Path
 
 import torch
 from torch import nn
+
+from report import tell
 
 NUM_LAYERS, WIDTH, BATCH_SIZE = 32, 1182, 16
 
@@ -136,9 +137,7 @@ def time_state(arguments):
     report = time_way(training, arguments, arguments.way, save, load)
     report["rank"] = training.accelerator.process_index
     report["world_size"] = training.accelerator.num_processes
-    # One write call, so that lines of two ranks do not mix.
-    sys.stdout.write("report=" + json.dumps(report) + "\n")
-    sys.stdout.flush()
+    tell(report)
     training.accelerator.wait_for_everyone()
     torch.distributed.destroy_process_group()
 
@@ -163,8 +162,7 @@ def time_async(arguments):
         "stall_ms": stall_ms,
         "answer": training.answer(),
     }
-    sys.stdout.write("report=" + json.dumps(report) + "\n")
-    sys.stdout.flush()
+    tell(report)
     training.accelerator.wait_for_everyone()
     torch.distributed.destroy_process_group()
 

@@ -5,7 +5,6 @@ memory in bytes, and its losses, from which the race checks that both sides comp
 """
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ import torch
 from accelerate import Accelerator
 
 from case import load_model, load_rows, make_optimizer
+from report import tell
 
 
 def peak_resident_bytes() -> int:
@@ -62,9 +62,7 @@ def main() -> None:
         "peak_resident_bytes": peak_resident_bytes(),
         "losses": losses,
     }
-    # One write call, so that lines of two ranks do not mix.
-    sys.stdout.write("report=" + json.dumps(report) + "\n")
-    sys.stdout.flush()
+    tell(report)
     accelerator.wait_for_everyone()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

@@ -4,9 +4,7 @@ One unit per layer, and the root. Each rank prints one line of JSON, as `bench/s
 """
 
 import argparse
-import json
 import math
-import sys
 import time
 from pathlib import Path
 
@@ -15,6 +13,8 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn import functional
+
+from report import tell
 
 NUM_LAYERS, MLP_WIDTH = 12, 1024
 VOCABULARY, WIDTH, NUM_HEADS, LENGTH = 1000, 256, 4, 64
@@ -131,9 +131,7 @@ def train(optimizer, compute_loss, steps, warmup):
         "peak_resident_bytes": peak_resident_bytes(),
         "losses": losses,
     }
-    # One write call, so that lines of two ranks do not mix.
-    sys.stdout.write("report=" + json.dumps(report) + "\n")
-    sys.stdout.flush()
+    tell(report)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
 

@@ -16,6 +16,7 @@ mod qlora;
 mod quant;
 mod record;
 mod step;
+mod tiled_loss;
 mod tp;
 
 use anyhow::{Result, bail};
@@ -58,6 +59,9 @@ enum What {
     /// One training step of a model whose layers two ranks compute together (milliseconds)
     #[command(name = "tp_step")]
     TpStep,
+    /// Memory for the loss of a text of 16384 tokens and its gradients, in tiles (MiB)
+    #[command(name = "tiled_loss")]
+    TiledLoss,
     /// Peak memory of a model that two ranks share, over what it should be (MiB)
     Memory,
     /// Peak memory of two ranks that fine-tune a model of 1.1 billion parameters in 4 bits, over 3 GiB (MiB)
@@ -143,6 +147,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if wants(What::TpStep) {
         tp::races(&environment, rounds, &mut races)?;
+    }
+    if wants(What::TiledLoss) {
+        tiled_loss::races(&environment, rounds, &mut races)?;
     }
     without_rival(wants, rounds, &mut races)?;
     if wants(What::BigModel) {

@@ -250,6 +250,18 @@ pub(crate) enum NnError {
     )]
     HeldElsewhere { holder: &'static str },
 
+    #[error("a tensor cannot be divided into 0 tiles; ask for at least one tile")]
+    NoTiles,
+
+    #[error("a tensor of {dims} dims has no dim {dim} to be divided into tiles")]
+    NoDimOfTiles { dim: i64, dims: i64 },
+
+    #[error(
+        "a loss in tiles takes hidden states [rows, features] and labels [rows], and was given {hidden:?} and {labels:?}; flatten the \
+         dims of the batch"
+    )]
+    LabelsOfTiles { hidden: Vec<i64>, labels: Vec<i64> },
+
     #[error("a label is none of {num_classes} classes, and not the one to be ignored; classes are counted from 0")]
     NoSuchClass { num_classes: i64 },
 

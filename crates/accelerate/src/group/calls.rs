@@ -51,12 +51,9 @@ impl Group {
         shape: &dyn Fn() -> String,
         call: &PeerCall<'_>,
     ) -> Result<bool> {
-        let can_be = self.peer_calls(op, shape, call)?.is_some();
-        if can_be {
-            self.compare_call(op, shape)?;
-            self.run_by_peers_uncompared(op, shape, call)?;
-        }
-        Ok(can_be)
+        let Some(found) = self.peer_calls(op, shape, call)? else { return Ok(false) };
+        self.compare_call(op, shape)?;
+        self.run_in_memory(op, shape, call, found).map(|()| true)
     }
 
     fn run_by_peers_uncompared(
@@ -65,14 +62,23 @@ impl Group {
         shape: &dyn Fn() -> String,
         call: &PeerCall<'_>,
     ) -> Result<bool> {
-        let Some((links, peers)) = self.peer_calls(op, shape, call)? else { return Ok(false) };
+        let Some(found) = self.peer_calls(op, shape, call)? else { return Ok(false) };
+        self.run_in_memory(op, shape, call, found).map(|()| true)
+    }
+
+    fn run_in_memory(
+        &self,
+        op: &'static str,
+        shape: &dyn Fn() -> String,
+        call: &PeerCall<'_>,
+        (links, peers): (&Links, &PeerCalls),
+    ) -> Result<()> {
         let sequence = self.next_sequence();
         let _entered = self.enter(op, sequence);
         peers.run(&Made { group: self, op, shape }, call).map_err(|error| match error {
             CallError::Peer(error) => self.explain(links, op, sequence, shape(), error),
             CallError::Own(error) => error,
-        })?;
-        Ok(true)
+        })
     }
 
     /// The ranks, if the call can be made in their memory. Collective at the first call with a tensor of the CPU, when they find out.

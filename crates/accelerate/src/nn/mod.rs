@@ -74,6 +74,7 @@ mod sharded_state;
 mod state_dict;
 mod store;
 mod tied_embedding;
+mod tiled;
 
 pub use accelerate_core::layout::Layout;
 pub use activation::{Gelu, LogSoftmax, Relu, Sigmoid, Silu, Softmax, Tanh};
@@ -117,4 +118,5 @@ pub use sharded_state::ShardedStateDict;
 pub(crate) use sharded_state::{Pieces, assemble, flat_elements};
 pub use state_dict::{LoadReport, LoadStateDictOptions, StateDict};
 pub use store::{ParamStore, TrainingFlag};
+pub use tiled::{tiled, tiled_cross_entropy};
 pub use torch_ext::InputSpec;

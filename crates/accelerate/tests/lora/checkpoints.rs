@@ -1,7 +1,7 @@
 //! Checkpoints of runs that train adapters.
 
 use super::model::{Model, case};
-use super::ranks::{Kept, batch};
+use super::ranks::{Kept, losses};
 use accelerate::checkpoint::checkpoint_shapes;
 use accelerate::lora::get_peft_model;
 use accelerate::nn::Module;
@@ -29,16 +29,7 @@ impl Training {
     }
 
     fn train(&mut self, steps: std::ops::Range<i64>) -> Result<Vec<f64>> {
-        let mut losses = Vec::new();
-        for step in steps {
-            let (ids, labels) = batch(&self.accelerator, step);
-            let loss = self.model.forward(&ids)?.cross_entropy_for_logits(&labels);
-            losses.push(loss.double_value(&[]));
-            self.accelerator.backward(&loss)?;
-            self.optimizer.step()?;
-            self.optimizer.zero_grad()?;
-        }
-        Ok(losses)
+        losses(&self.accelerator, &self.model, &mut self.optimizer, steps)
     }
 }
 

@@ -2,7 +2,7 @@
 //! to the bit, and checkpoints without them.
 
 use super::model::formula;
-use super::ranks::{Kept, apart, batch};
+use super::ranks::{Kept, apart, losses};
 use accelerate::checkpoint::{LoadOptions, checkpoint_shapes, save_model_weights};
 use accelerate::lora::{InitLoraWeights, LoraConfig, PeftModel, get_peft_model};
 use accelerate::nn::{
@@ -154,16 +154,7 @@ impl Training {
     }
 
     fn train(&mut self, steps: std::ops::Range<i64>) -> Result<Vec<f64>> {
-        let mut losses = Vec::new();
-        for _step in steps {
-            let (ids, labels) = batch(&self.accelerator, 0);
-            let loss = self.model.forward(&ids)?.cross_entropy_for_logits(&labels);
-            losses.push(loss.double_value(&[]));
-            self.accelerator.backward(&loss)?;
-            self.optimizer.step()?;
-            self.optimizer.zero_grad()?;
-        }
-        Ok(losses)
+        losses(&self.accelerator, &self.model, &mut self.optimizer, steps.map(|_| 0))
     }
 
     /// Names of tensors of the base that are not to the bit what they were.

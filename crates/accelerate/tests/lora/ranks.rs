@@ -2,12 +2,12 @@
 
 use super::model::{Model, case};
 use accelerate::lora::{LoadAdapterOptions, LoraConfig, PeftModel, get_peft_model};
-use accelerate::nn::StateDict;
-use accelerate::optim::AdamW;
+use accelerate::nn::{Module, StateDict};
+use accelerate::optim::{AcceleratedOptimizer, AdamW};
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{
     Accelerator, AcceleratorBuilder, AutoWrapPolicy, FullyShardedDataParallelPlugin, MixedPrecision, OffloadTarget,
-    Result, ShardingStrategy, testing,
+    PreparedModel, Result, ShardingStrategy, testing,
 };
 use std::path::Path;
 
@@ -60,6 +60,25 @@ pub(crate) fn batch(accelerator: &Accelerator, step: i64) -> (Tensor, Tensor) {
     let ids = (Tensor::arange(ROWS * 5, (Kind::Int64, Device::Cpu)) * 7 + step * 3).remainder(11).reshape([ROWS, 5]);
     let labels = (Tensor::arange(ROWS, (Kind::Int64, Device::Cpu)) + step).remainder(3);
     (ids.narrow(0, first, own), labels.narrow(0, first, own))
+}
+
+/// Losses of steps with batch after batch, which `batch` numbers.
+pub(crate) fn losses<M: Module<Input = Tensor, Output = Tensor>>(
+    accelerator: &Accelerator,
+    model: &PreparedModel<M>,
+    optimizer: &mut AcceleratedOptimizer<AdamW>,
+    numbers: impl Iterator<Item = i64>,
+) -> Result<Vec<f64>> {
+    let mut losses = Vec::new();
+    for number in numbers {
+        let (ids, labels) = batch(accelerator, number);
+        let loss = model.forward(&ids)?.cross_entropy_for_logits(&labels);
+        losses.push(loss.double_value(&[]));
+        accelerator.backward(&loss)?;
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+    }
+    Ok(losses)
 }
 
 /// What a run gave.

@@ -1,6 +1,6 @@
 //! Options of the meeting of all processes (`--rdzv_conf` of torchrun).
 
-use crate::settings::{SettingValue, ValueKind};
+use crate::settings::{SettingValue, ValueKind, text_of_setting};
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
@@ -46,19 +46,7 @@ impl SettingValue for RendezvousOptions {
     }
 }
 
-impl From<RendezvousOptions> for String {
-    fn from(options: RendezvousOptions) -> Self {
-        options.write()
-    }
-}
-
-impl TryFrom<String> for RendezvousOptions {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        Self::read(&text).ok_or_else(|| format!("{text:?} must be {}", Self::KIND.wanted()))
-    }
-}
+text_of_setting!(RendezvousOptions);
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

@@ -1,6 +1,6 @@
 //! Which output streams of which local ranks are written to files as well (`--tee` of torchrun).
 
-use crate::settings::{SettingValue, ValueKind};
+use crate::settings::{SettingValue, ValueKind, text_of_setting};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -120,19 +120,7 @@ impl SettingValue for Tee {
     }
 }
 
-impl From<Tee> for String {
-    fn from(tee: Tee) -> Self {
-        tee.write()
-    }
-}
-
-impl TryFrom<String> for Tee {
-    type Error = String;
-
-    fn try_from(text: String) -> Result<Self, String> {
-        Self::read(&text).ok_or_else(|| format!("{text:?} must be {}", Self::KIND.wanted()))
-    }
-}
+text_of_setting!(Tee);
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]

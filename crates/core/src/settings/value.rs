@@ -323,3 +323,24 @@ macro_rules! object_value {
     };
 }
 pub(crate) use object_value;
+/// A value that files and variables write as one text becomes a `String` for serde, and is made from one.
+macro_rules! text_of_setting {
+    ($value:ty) => {
+        impl From<$value> for String {
+            fn from(value: $value) -> Self {
+                $crate::settings::SettingValue::write(&value)
+            }
+        }
+
+        impl TryFrom<String> for $value {
+            type Error = String;
+
+            fn try_from(text: String) -> Result<Self, String> {
+                use $crate::settings::SettingValue;
+                Self::read(&text).ok_or_else(|| format!("{text:?} must be {}", Self::KIND.wanted()))
+            }
+        }
+    };
+}
+
+pub(crate) use text_of_setting;
