@@ -439,7 +439,7 @@ fn parameters_without_memory_are_made_slice_by_slice() {
 #[case(json!({ "blocks.*.upp": "colwise" }), "is the path of no layer")]
 #[case(json!({ "blocks.*.up": "colwise", "blocks.0.up": "rowwise" }), "two rules for blocks.0.up")]
 #[case(json!({ "blocks.*.norm": "sequence_parallel" }), "not available")]
-#[case(json!({ "blocks.*.qkv": { "style": "packed_colwise", "parts": 3, "unit": 7 } }), "1 units of 7 features for 2 ranks")]
+#[case(json!({ "blocks.*.qkv": { "style": "packed_colwise", "parts": 3, "unit": 7 } }), "need 2 units of 7 features, of which there are 1")]
 #[case(json!({}), "nobody says how the model's layers are divided")]
 fn what_cannot_be_divided_is_named_on_every_rank(#[case] plan: Value, #[case] words: &str) {
     let errors = testing::ranks(2, builder(2, &plan), |accelerator| {

@@ -253,10 +253,11 @@ impl TensorParallelPlan {
             let own = layers.iter().filter(|layer| matches(pattern, &layer.path));
             let of_layer = |layer: &LayerEntry| known.rules_for(&layer.path).map(|(_, rule)| *rule).find(is_same);
             let Some(other) = own.filter_map(of_layer).next() else { continue };
-            if rule.unit == 1 {
+            // A gathered output is in order whatever its parts are.
+            if rule.unit == 1 && rule.style != ParallelStyle::ColwiseGatherOutput {
                 rule.unit = other.unit;
             }
-            if other.style == ParallelStyle::PackedColwise && rule.style.is_colwise() {
+            if other.style == ParallelStyle::PackedColwise && rule.style == ParallelStyle::Colwise {
                 (rule.style, rule.parts) = (other.style, other.parts);
             }
         }
@@ -334,7 +335,7 @@ fn divide_layer(position: usize, layer: &LayerEntry, rule: LayerRule, tp_size: u
     let divided = DividedLayer { layer: position, style, parts, slices: Vec::new() };
     let features = layer.sizes[divided.size_index()];
     let path = || layer.path.clone();
-    if !features.is_multiple_of(parts * rule.unit) {
+    if !parts.checked_mul(rule.unit).is_some_and(|unit| features.is_multiple_of(unit)) {
         return Err(Kind::CutUnit { layer: path(), features, unit: rule.unit, parts }.into());
     }
     let units = features / parts / rule.unit;
@@ -426,8 +427,8 @@ mod tests {
     #[case(json!({ "model.norm": "colwise" }), 2, "model.norm is a LayerNorm")]
     #[case(json!({ "wte": "packed_colwise" }), 2, "model.wte is an embedding")]
     #[case(json!({ "h.*.out": "embedding_rowwise" }), 2, "model.h.0.out is a linear layer")]
-    #[case(json!({ "h.*.out": { "style": "rowwise", "unit": 3 } }), 2, "8 features are not whole units of 3")]
-    #[case(json!({ "h.*.out": { "style": "rowwise", "unit": 4 } }), 3, "2 units of 4 features for 3 ranks")]
+    #[case(json!({ "h.*.out": { "style": "rowwise", "unit": 3 } }), 2, "8 features do not divide into 1 equal parts of whole units of 3")]
+    #[case(json!({ "h.*.out": { "style": "rowwise", "unit": 4 } }), 3, "need 3 units of 4 features, of which there are 2")]
     #[case(json!({ "h.*.out": { "style": "rowwise", "unit": 0 } }), 2, "\"h.*.out\" has a 0")]
     #[case(json!({ "h.*.out": "sideways" }), 2, "\"sideways\"")]
     #[case(json!({ "norm": "sequence_parallel" }), 2, "sequence_parallel")]

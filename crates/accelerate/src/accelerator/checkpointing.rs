@@ -354,8 +354,8 @@ impl Accelerator {
         objects.insert(RANDOM_STATES.to_owned(), random_states(self.process_index(), self.device())?);
         if accumulation.seen > 0 || session.objects().optimizers().any(|optimizer| optimizer.has_fresh_gradients()) {
             let tensors = self.gradients()?;
-            let own = gradients_of_rank(self.process_index());
-            objects.extend((!tensors.is_empty()).then(|| (own, ObjectState { tensors, ..Default::default() })));
+            let state = ObjectState { tensors, values: session.objects().model_layouts(), ..Default::default() };
+            objects.extend((!state.tensors.is_empty()).then_some((gradients_of_rank(self.process_index()), state)));
         }
         let hooks = self.hook_states(left_out)?;
         objects.extend(hooks.map(|state| (comm_hook_of_rank(self.process_index()), state)));
@@ -422,7 +422,11 @@ impl Accelerator {
         if *world_size != self.num_processes() && objects.keys().any(|name| name.starts_with(GRADIENTS)) {
             return Err(error());
         }
-        let saved = saved.unwrap_or_default().tensors;
+        let ObjectState { tensors: saved, values, .. } = saved.unwrap_or_default();
+        // Pieces of models that are divided in another way may be as large.
+        if !values.is_null() && values != self.session().objects().model_layouts() {
+            return Err(error());
+        }
         let of_model = |model: &str| -> BTreeMap<String, Tensor> {
             let name = |name: &str| name.strip_prefix(model)?.strip_prefix('.').map(str::to_owned);
             saved.iter().filter_map(|(full, it)| Some((name(full)?, it.shallow_clone()))).collect()

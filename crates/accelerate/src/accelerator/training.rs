@@ -161,7 +161,7 @@ impl Accelerator {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn num_training_steps<B: Send + 'static>(&self, loader: &DataLoader<B>, num_epochs: usize) -> usize {
-        let (config, num_processes) = (self.config(), self.num_processes());
+        let (config, num_processes) = (self.config(), self.mesh().num_shares());
         let steps_with_optimizer = config.accelerator.step_scheduler_with_optimizer;
         let ticks_per_step = ticks_per_step(
             num_processes,

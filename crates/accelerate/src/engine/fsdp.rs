@@ -42,7 +42,7 @@ use units::{Common, UnitState, Units};
 
 use super::inventory::{dividable, inventory};
 use super::replicate::{check_same_model, copy_from};
-use super::{Engine, Start};
+use super::{Engine, Start, TensorParallel};
 use crate::error::{Error, Result, StateError};
 use crate::group::{Group, ShardTransport};
 use crate::messages;
@@ -74,6 +74,7 @@ struct Inner {
     reducer: Arc<GradientReducer>,
     offloader: Arc<Offloader>,
     issued: Arc<IssuedCollectives>,
+    tensor_parallel: Option<TensorParallel>,
     /// Do unsharded parameters go before the backward pass?
     frees_after_forward: bool,
 }
@@ -137,6 +138,7 @@ impl FullyShard {
             reducer: Arc::new(reducer),
             offloader: Arc::new(Offloader::new(placement, Arc::clone(&units))),
             issued,
+            tensor_parallel: model.tensor_parallel.cloned(),
             frees_after_forward: !stays_unsharded && plugin.frees_after_forward(),
             units,
         }));
@@ -295,6 +297,7 @@ impl Engine for FullyShard {
         // What a pass that panicked has asked for would be taken for the values after the step.
         self.0.units.forget_arriving()?;
         self.complete_gradients()?;
+        self.0.tensor_parallel.as_ref().map_or(Ok(()), TensorParallel::check_gradients)?;
         // Of backward passes that were not the accelerator's.
         self.check_order()?;
         self.close_shards()?;

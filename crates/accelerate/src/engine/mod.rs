@@ -23,11 +23,15 @@ pub(crate) use inventory::inventory;
 use std::sync::Arc;
 pub(crate) use tensor_parallel::TensorParallel;
 
-/// One process: nothing to keep in step.
-#[derive(Debug)]
-struct Alone;
+/// One replica of the model: nothing to keep in step.
+#[derive(Debug, Default)]
+struct Alone(Option<TensorParallel>);
 
-impl Engine for Alone {}
+impl Engine for Alone {
+    fn before_step(&self) -> Result<()> {
+        self.0.as_ref().map_or(Ok(()), TensorParallel::check_gradients)
+    }
+}
 
 /// What an engine is told of the model that it begins to serve.
 #[derive(Debug)]
@@ -39,13 +43,15 @@ pub(crate) struct Start<'a> {
     pub(crate) kwargs: &'a DistributedDataParallelSettings,
     /// How the model is sharded, if it is, and the precision of its forward passes.
     pub(crate) sharding: Option<(&'a FullyShardedSettings, MixedPrecision)>,
+    /// Ranks compute the model's layers together.
+    pub(crate) tensor_parallel: Option<&'a TensorParallel>,
     /// Is the model evaluated only, so that it gets no gradients?
     pub(crate) evaluation_mode: bool,
 }
 
 /// The engine for a model, with its parameters made equal on all ranks. Collective.
 pub(crate) fn start(model: &Start<'_>) -> Result<Arc<dyn Engine>> {
-    let &Start { mesh, store, kwargs, sharding, evaluation_mode } = model;
+    let &Start { mesh, store, kwargs, sharding, tensor_parallel, evaluation_mode } = model;
     kwargs.check()?;
     hooks::check(kwargs)?;
     if let Some((plugin, _)) = sharding.filter(|(plugin, _)| plugin.activation_checkpointing) {
@@ -60,8 +66,8 @@ pub(crate) fn start(model: &Start<'_>) -> Result<Arc<dyn Engine>> {
             store.materialize()?;
             let replicas = mesh.group(&[Axis::DpReplicate])?;
             match replicas.world_size() == 1 || evaluation_mode {
-                true => Ok(Arc::new(Alone)),
-                false => replicate::Replicate::start(&replicas, store, kwargs),
+                true => Ok(Arc::new(Alone(tensor_parallel.cloned()))),
+                false => replicate::Replicate::start(&replicas, store, kwargs, tensor_parallel),
             }
         }
     }

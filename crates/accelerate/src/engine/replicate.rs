@@ -4,7 +4,7 @@
 //! the order of calls is that of `torch.nn.parallel.DistributedDataParallel`.
 
 use super::hooks::{self, SharedPowerSgd};
-use super::{Alone, Engine};
+use super::{Alone, Engine, TensorParallel};
 use crate::error::{Error, Result, StateError};
 use crate::group::{Group, shape_text};
 use crate::nn::{Param, ParamStore};
@@ -43,6 +43,7 @@ pub(super) struct Replicate {
     /// The gradients of this rank are those of a window that is not complete yet.
     window_open: AtomicBool,
     join: Mutex<Option<(Arc<Join>, usize)>>,
+    tensor_parallel: Option<TensorParallel>,
 }
 
 /// The key of [`Engine::state`].
@@ -69,13 +70,14 @@ impl Replicate {
         group: &Group,
         store: &ParamStore,
         kwargs: &DistributedDataParallelSettings,
+        tensor_parallel: Option<&TensorParallel>,
     ) -> Result<Arc<dyn Engine>> {
-        let Some(process_group) = group.process_group() else { return Ok(Arc::new(Alone)) };
+        let Some(process_group) = group.process_group() else { return Ok(Arc::new(Alone(tensor_parallel.cloned()))) };
         check_same_model(group, store)?;
         copy_from(group, store, 0)?;
         let trainable = store.trainable_parameters();
         if trainable.is_empty() {
-            return Ok(Arc::new(Alone));
+            return Ok(Arc::new(Alone(tensor_parallel.cloned())));
         }
         let power_sgd = hooks::power_sgd(kwargs, process_group)?;
         let hook = (kwargs, power_sgd.as_ref());
@@ -97,6 +99,7 @@ impl Replicate {
             has_hook: !kwargs.comm_hook.is_none() || shares_memory(group, &trainable),
             window_open: AtomicBool::new(false),
             join: Mutex::new(None),
+            tensor_parallel: tensor_parallel.cloned(),
         }))
     }
 
@@ -214,6 +217,7 @@ impl Engine for Replicate {
     }
 
     fn before_step(&self) -> Result<()> {
+        self.tensor_parallel.as_ref().map_or(Ok(()), TensorParallel::check_gradients)?;
         self.reducer().check_finalized().map_err(|error| self.explain(error))
     }
 

@@ -262,7 +262,7 @@ pub(crate) enum NnError {
     )]
     LabelsOfTiles { hidden: Vec<i64>, labels: Vec<i64> },
 
-    #[error("a label is none of {num_classes} classes, and not the one to be ignored; classes are counted from 0")]
+    #[error("a label is neither a class from 0 to {} nor ignore_index", num_classes - 1)]
     NoSuchClass { num_classes: i64 },
 
     #[error(

@@ -245,11 +245,24 @@ pub(crate) enum StateError {
     NotDivisible { path: String, obstacle: &'static str },
 
     #[error(
-        "ranks that compute one model together have to give it the same input and to draw the same random numbers, and they do \
-         not: {per_rank}. Prepare the data loader, and seed ranks alike; where dropout is between divided layers, each rank needs as \
-         many features as the others"
+        "ranks that compute one model together have to give it the same input, and they do not: {per_rank}. Prepare the data loader, \
+         which gives them the same rows"
     )]
     DifferentInputs { per_rank: String },
+
+    #[error(
+        "ranks that compute one model together have drawn different random numbers in a forward pass: where layers between divided \
+         ones have more features on one rank than on another, dropout behind them drops other elements on each. Let the sizes divide \
+         evenly, or leave dropout between divided layers out"
+    )]
+    DifferentDraws,
+
+    #[error(
+        "ranks that compute one model together got different gradients of {parameter}, which each of them has whole (norms by rank: \
+         {norms}): such a layer stands between divided ones, and sees some features on each rank. Gather the output in front of it \
+         (colwise_gather_output), or leave these layers whole (replicate)"
+    )]
+    DifferentGradients { parameter: String, norms: String },
 
     #[error(
         "{feature} is not available with tensor parallelism, where ranks have slices of one model; use data parallelism alone"

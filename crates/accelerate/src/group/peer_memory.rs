@@ -8,7 +8,8 @@ use super::{Group, ReduceOp};
 use crate::error::{CollectiveError, Result};
 use rustix::io::Errno;
 use std::collections::hash_map::RandomState;
-use std::hash::BuildHasher;
+use std::fs;
+use std::hash::{BuildHasher, DefaultHasher, Hash, Hasher};
 use std::io;
 use std::sync::atomic::{AtomicI64, Ordering, fence};
 use std::thread;
@@ -95,6 +96,15 @@ pub(super) fn nonce() -> i64 {
     (RandomState::new().hash_one(std::process::id()) >> 1) as i64 | 1
 }
 
+/// Stands for the network that this process is in. To launchers a process in another network is on another machine, also where both
+/// have one kernel: it may be lost, and the ways to it cut, and then ranks have to notice.
+fn network() -> i64 {
+    let namespace = fs::read_link("/proc/self/ns/net").unwrap_or_default();
+    let mut hasher = DefaultHasher::new();
+    namespace.hash(&mut hasher);
+    hasher.finish() as i64
+}
+
 /// The ranks of a group, if each can read the status of every other, which begins with its `nonce`; `None` on all of them
 /// otherwise. Collective: `gather` joins all ranks' numbers, and `least` gives the least of them.
 pub(super) fn meet(
@@ -104,15 +114,17 @@ pub(super) fn meet(
 ) -> Result<Option<Vec<Peer>>> {
     // Whether that was needed and allowed shows below.
     let _ = let_siblings_read();
-    let own = [i64::from(std::process::id()), status_at as i64, nonce];
+    let network = network();
+    let own = [i64::from(std::process::id()), status_at as i64, nonce, network];
     let cards = Vec::<i64>::try_from(&gather(&Tensor::f_from_slice(&own)?)?)?;
     let peer = |card: &[i64]| Peer { process: card[0] as u32, status_at: card[1] as usize, nonce: card[2] };
     let peers: Vec<Peer> = cards.chunks_exact(own.len()).map(peer).collect();
+    let are_on_one_machine = cards.chunks_exact(own.len()).all(|card| card[3] == network);
     let reads = |peer: &Peer| {
         let mut found = [0];
         peer.look(&mut found).is_ok() && found[0] == peer.nonce
     };
-    let can_read = Tensor::f_from_slice(&[i64::from(peers.iter().all(reads))])?;
+    let can_read = Tensor::f_from_slice(&[i64::from(are_on_one_machine && peers.iter().all(reads))])?;
     least(&can_read)?;
     Ok((i64::try_from(&can_read)? == 1).then_some(peers))
 }

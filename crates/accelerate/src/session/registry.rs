@@ -397,6 +397,13 @@ impl Objects {
         self.named().into_iter().map(|(name, object)| (name, object.layouts())).collect()
     }
 
+    /// The same of models alone; null where no model is sharded.
+    pub(crate) fn model_layouts(&self) -> serde_json::Value {
+        let layouts = self.named_models().map(|(name, model)| (name, model.layouts()));
+        let layouts: BTreeMap<_, _> = layouts.filter(|(_, layouts)| !layouts.is_empty()).collect();
+        if layouts.is_empty() { serde_json::Value::Null } else { serde_json::json!(layouts) }
+    }
+
     /// The states of all, by name.
     pub(crate) fn state_dict(&self) -> Result<BTreeMap<String, ObjectState>> {
         self.states(&BTreeSet::new(), |object| object.state_dict())

@@ -25,7 +25,9 @@ pub(crate) enum ConfigErrorKind {
         "tp_size is {tp_size}, and tensor_parallel_degree is {degree}; both say how many ranks divide each layer: leave one of them out"
     )]
     TwoDegrees { tp_size: usize, degree: usize },
-    #[error("dp_shard_size is {dp_shard_size}, and nothing shards models; add --use_fsdp, or leave it at 1")]
+    #[error(
+        "dp_shard_size is {dp_shard_size}, and nothing shards models; add --use_fsdp with another strategy than NO_SHARD, or leave it at 1"
+    )]
     ShardsWithoutFsdp { dp_shard_size: usize },
     #[error(
         "tp_size is {tp_size}, and use_deepspeed is true; a DeepSpeed configuration does not know of ranks with the same rows: shard \

@@ -31,10 +31,10 @@ pub(crate) enum TensorParallelErrorKind {
         if kind.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" }
     )]
     StyleOfOtherLayer { layer: String, kind: &'static str, style: &'static str },
-    #[error("{layer}: {features} features are not whole units of {unit} in each of {parts} parts")]
+    #[error("{layer}: {features} features do not divide into {parts} equal parts of whole units of {unit} features")]
     CutUnit { layer: String, features: usize, unit: usize, parts: usize },
     #[error(
-        "{layer} has {features} features, which are {units} units of {unit} features for {tp_size} ranks; each rank needs one (a \
+        "{layer} has {features} features, and {tp_size} ranks need {tp_size} units of {unit} features, of which there are {units} (a \
          head of attention is a unit): use fewer ranks along tp"
     )]
     TooFewUnits { layer: String, features: usize, unit: usize, units: usize, tp_size: usize },

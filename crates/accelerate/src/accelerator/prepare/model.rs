@@ -69,13 +69,16 @@ impl<M: Module> PreparedModel<M> {
         let scope = engine.enter_forward()?;
         let guard = AbandonOnPanic(engine);
         let output = self.precision.autocast(|| self.model.forward(input)).and_then(|output| output);
-        self.tensor_parallel.iter().for_each(TensorParallel::end_forward);
         std::mem::forget(guard);
+        if output.is_err() {
+            self.tensor_parallel.iter().for_each(TensorParallel::abandon_forward);
+        }
         drop(scope);
         let left = engine.leave_forward(output.as_ref().err());
         // Why the model has failed explains what may have failed after it.
         let output = output?;
         left?;
+        self.tensor_parallel.as_ref().map_or(Ok(()), TensorParallel::end_forward)?;
         engine.after_forward(gradients_wanted, &|visit| output.for_each_tensor(visit))?;
         self.precision.cast_outputs(output)
     }

@@ -61,6 +61,7 @@ impl Preparation<'_> {
             store: &store,
             kwargs: &config.ddp,
             sharding,
+            tensor_parallel: tensor_parallel.as_ref(),
             evaluation_mode,
         })?;
         let parameters = Arc::new(PreparedParameters::new(store, engine, evaluation_mode));

@@ -23,7 +23,7 @@ const PIECE_BYTES: usize = 4 << 20;
 
 /// Which ranks reduce, and what for.
 pub(super) struct ReductionRanks {
-    /// All ranks.
+    /// The ranks that read different rows.
     pub(super) data: Group,
     /// The ranks that have the same shard, if there are others.
     pub(super) replicas: Option<Group>,

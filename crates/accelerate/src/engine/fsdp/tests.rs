@@ -29,6 +29,7 @@ fn start(accelerator: &Accelerator, store: &ParamStore, plugin: &FullyShardedDat
         store,
         kwargs: &Default::default(),
         sharding: None,
+        tensor_parallel: None,
         evaluation_mode: false,
     };
     FullyShard::start(&model, &settings, accelerator.mixed_precision())

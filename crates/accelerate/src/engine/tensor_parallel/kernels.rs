@@ -118,7 +118,7 @@ impl EmbeddingKernel for EmbeddingRowwise {
         let local = scalar::add(indices, -own.start)?.f_mul(&is_own.f_to_kind(indices.f_kind()?)?)?;
         let padding = padding.map_or(-1, |row| row - own.start);
         let rows = Tensor::f_embedding(&weight.slice()?, &local, padding, false, false)?;
-        let part = rows.f_mul(&is_own.f_unsqueeze(-1)?.f_to_kind(rows.f_kind()?)?)?;
+        let part = scalar::masked_fill(&rows, &is_own.f_logical_not()?.f_unsqueeze(-1)?, 0.0)?;
         self.0.region.sum(&part)
     }
 }

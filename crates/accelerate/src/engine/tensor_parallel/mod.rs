@@ -23,14 +23,22 @@ use kernels::{Colwise, Divided, EmbeddingColwise, EmbeddingRowwise, Rowwise};
 use region::Region;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use storage::{SliceStorage, Slices};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 /// A model whose layers several ranks compute together.
 #[derive(Clone, Debug)]
 pub(crate) struct TensorParallel {
     region: Region,
+    /// Parameters that each rank has whole.
+    whole: Vec<Param>,
+    /// In so many steps their gradients are still to be compared.
+    checks_left: Arc<AtomicUsize>,
 }
+
+/// A model that is built wrongly shows in its first steps.
+const NUM_CHECKS: usize = 3;
 
 impl TensorParallel {
     /// Divides the layers of a model over the ranks along [`Axis::Tp`], with the values of rank 0 of the job. `plan` is the program's,
@@ -73,7 +81,9 @@ impl TensorParallel {
         for layer in &divided {
             set_kernel(&layers[layer.layer].1, layer, &region);
         }
-        Ok(Self { region })
+        region.share_random_state(store.device())?;
+        let whole = store.trainable_parameters().into_iter().filter(|param| param.slice_param().is_none()).collect();
+        Ok(Self { region, whole, checks_left: Arc::new(AtomicUsize::new(NUM_CHECKS)) })
     }
 
     /// Before a forward pass of the model.
@@ -81,9 +91,59 @@ impl TensorParallel {
         self.region.begin_forward();
     }
 
-    /// After it, also where it has failed.
-    pub(crate) fn end_forward(&self) {
+    /// After one that has failed.
+    pub(crate) fn abandon_forward(&self) {
         self.region.forget_input();
+    }
+
+    /// After one that has not. Collective.
+    ///
+    /// # Errors
+    /// Ranks that have drawn different random numbers.
+    pub(crate) fn end_forward(&self) -> Result<()> {
+        self.region.forget_input();
+        self.region.compare_draws()
+    }
+
+    /// Before the first steps: parameters that each rank has whole must have got the same gradients. They have not where such a layer
+    /// stands between divided ones, and sees some features on each rank. Collective then.
+    ///
+    /// # Errors
+    /// The first parameter whose gradients differ, on all ranks.
+    pub(crate) fn check_gradients(&self) -> Result<()> {
+        const TOLERANCE: f64 = 1e-2;
+        let left = self.checks_left.load(Ordering::Relaxed);
+        if left == 0 || self.whole.is_empty() {
+            return Ok(());
+        }
+        self.checks_left.store(left - 1, Ordering::Relaxed);
+        let _no_grad = tch::no_grad_guard();
+        let group = self.region.group();
+        // Shards of a unit with slices of different sizes begin at other elements.
+        let layouts: Vec<String> = self.whole.iter().map(|param| param.layout().to_string()).collect();
+        if group.disagreement("layouts of whole parameters", &layouts.join("; "))?.is_some() {
+            return Ok(());
+        }
+        let norm = |param: &Param| match param.grad().filter(|grad| grad.numel() > 0 && !grad.is_sparse()) {
+            Some(grad) => Ok(grad.f_to_kind(Kind::Double)?.f_norm()?.f_double_value(&[])?),
+            None => Ok(0.0),
+        };
+        let norms = self.whole.iter().map(norm).collect::<Result<Vec<f64>>>();
+        let norms = group.agree_on_success("norms of gradients", norms)?;
+        let all = group.all_gather(&Tensor::f_from_slice(&norms)?)?;
+        let all: Vec<Vec<f64>> = all.iter().map(|norms| Ok(Vec::<f64>::try_from(norms)?)).collect::<Result<_>>()?;
+        let differs = |position: &usize| {
+            let first = all[0][*position];
+            all.iter().any(|norms| (norms[*position] - first).abs() > TOLERANCE * first.abs() + 1e-12)
+        };
+        match (0..self.whole.len()).find(differs) {
+            Some(position) => {
+                let parameter = self.whole[position].name().to_owned();
+                let norms: Vec<String> = all.iter().map(|norms| format!("{:.3e}", norms[position])).collect();
+                Err(StateError::DifferentGradients { parameter, norms: norms.join(", ") }.into())
+            }
+            None => Ok(()),
+        }
     }
 }
 

@@ -4,12 +4,13 @@
 
 use crate::error::{Error, Result, StateError};
 use crate::group::{Group, PeerProcess, ReduceOp, shape_text};
+use crate::nn::is_floating;
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tch::{Kind, Tensor};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use tch::{Device, Kind, Tensor};
 use torch_ext::autograd::{is_grad_enabled, version};
 use torch_ext::storage::tensor_id;
 use torch_ext::{Generator, apply_function};
@@ -23,6 +24,8 @@ struct Inner {
     group: Group,
     /// Each rank draws random numbers of its own, as processes do, and threads of one process do not.
     draws_alone: bool,
+    /// Where the model is computed, once that is known.
+    device: OnceLock<Device>,
     /// The next layer compares its input with that of the other ranks: it is the first of a forward pass.
     compares_input: AtomicBool,
     /// The last input of a divided layer: queries, keys and values come from one, whose gradient has to travel once.
@@ -34,6 +37,8 @@ struct Entered {
     input: Tensor,
     version: i64,
     output: Tensor,
+    /// A backward pass has gone through it, and its part of the graph is gone.
+    is_used: Arc<AtomicBool>,
 }
 
 impl Region {
@@ -42,7 +47,8 @@ impl Region {
         let processes = group.all_gather_bytes(PeerProcess::own().encode().as_bytes())?;
         let draws_alone = processes.iter().collect::<HashSet<_>>().len() == processes.len();
         let (compares_input, entered) = (AtomicBool::new(true), Mutex::default());
-        Ok(Self(Arc::new(Inner { group, draws_alone, compares_input, entered })))
+        let device = OnceLock::new();
+        Ok(Self(Arc::new(Inner { group, draws_alone, device, compares_input, entered })))
     }
 
     pub(super) fn group(&self) -> &Group {
@@ -69,21 +75,79 @@ impl Region {
         self.0.entered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Fails on all ranks unless the first divided layer of a forward pass gets the same input everywhere, and dropout will draw the
-    /// same numbers. Collective once in a forward pass.
+    /// Fails on all ranks unless the first divided layer of a forward pass gets the same input everywhere. Ranks that would draw other
+    /// random numbers go on with those of the first of them. Collective once in a forward pass.
     pub(super) fn compare_input(&self, input: &Tensor) -> Result<()> {
         if !self.0.compares_input.swap(false, Ordering::Relaxed) || self.group().world_size() == 1 {
             return Ok(());
         }
+        let records = is_grad_enabled();
+        let gradient = if records && input.requires_grad() { "with" } else { "without" };
         let _no_grad = tch::no_grad_guard();
-        let sum = input.f_detach()?.f_to_kind(Kind::Double)?.f_sum(Kind::Double)?.f_double_value(&[])?;
-        let mut hasher = DefaultHasher::new();
-        if self.0.draws_alone {
-            hasher.write(&Vec::<u8>::try_from(Generator::default_for(input.device())?.state()?)?);
+        let detached = input.f_detach()?;
+        let is_floating = is_floating(input.f_kind()?);
+        let content = if is_floating { 0 } else { hash_of(&detached)? };
+        let own = format!("{} {content:016x} {gradient} gradient", shape_text(input));
+        if let Some(texts) = self.group().disagreement("forward", &own)? {
+            return Err(StateError::DifferentInputs { per_rank: self.group().per_rank(&texts) }.into());
         }
-        let own = format!("{} of sum {sum:e}, random state {:016x}", shape_text(input), hasher.finish());
-        let Some(texts) = self.group().disagreement("forward", &own)? else { return Ok(()) };
+        if is_floating {
+            self.compare_numbers(&detached)?;
+        }
+        self.share_random_state(input.device())
+    }
+
+    /// Floating-point inputs may differ in their last digits, where kernels add up in no fixed order.
+    fn compare_numbers(&self, input: &Tensor) -> Result<()> {
+        const TOLERANCE: f64 = 1e-3;
+        let flat = input.f_to_kind(Kind::Float)?.f_reshape([-1])?;
+        let numel = flat.numel() as i64;
+        // Rows in another order have the same sum, and other sums with a weight for each place.
+        let weights = Tensor::f_linspace(1.0, 2.0, numel, (Kind::Float, flat.device()))?;
+        let sums = [&flat, &flat.f_mul(&weights)?, &flat.f_abs()?].map(|values| values.f_sum(Kind::Double));
+        let [sum, weighted, size] = sums;
+        let own = Tensor::f_stack(&[sum?, weighted?, size?], 0)?.f_to(Device::Cpu)?;
+        let all = self.group().all_gather(&own)?;
+        let all: Vec<Vec<f64>> = all.iter().map(|sums| Ok(Vec::<f64>::try_from(sums)?)).collect::<Result<_>>()?;
+        let near =
+            |a: f64, b: f64, size: f64| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= TOLERANCE * size;
+        let is_same = |sums: &Vec<f64>| sums.iter().zip(&all[0]).all(|(a, b)| near(*a, *b, all[0][2]));
+        if all.iter().all(is_same) {
+            return Ok(());
+        }
+        let texts: Vec<String> = all.iter().map(|sums| format!("{} of sum {:e}", shape_text(input), sums[0])).collect();
         Err(StateError::DifferentInputs { per_rank: self.group().per_rank(&texts) }.into())
+    }
+
+    /// From now on all ranks draw what the first of them draws. Collective where ranks are processes.
+    pub(super) fn share_random_state(&self, device: Device) -> Result<()> {
+        if !self.0.draws_alone {
+            return Ok(());
+        }
+        let _ = self.0.device.set(device);
+        let generator = Generator::default_for(device)?;
+        let own = Vec::<u8>::try_from(generator.state()?)?;
+        if self.group().disagreement("random state", &format!("{:016x}", hash_of_bytes(&own)))?.is_some() {
+            let first = self.group().broadcast_bytes(&own, 0)?;
+            generator.set_state(&Tensor::f_from_slice(&first)?)?;
+        }
+        Ok(())
+    }
+
+    /// Fails on all ranks if they have drawn different numbers in a forward pass that records gradients: where layers between divided
+    /// ones have other sizes on each rank, dropout behind them has dropped other elements. Collective then, where ranks are processes.
+    pub(super) fn compare_draws(&self) -> Result<()> {
+        // No divided layer was used.
+        let was_compared = !self.0.compares_input.load(Ordering::Relaxed);
+        if !self.0.draws_alone || !is_grad_enabled() || !was_compared {
+            return Ok(());
+        }
+        let device = self.0.device.get().copied().unwrap_or(Device::Cpu);
+        let state = Vec::<u8>::try_from(Generator::default_for(device)?.state()?)?;
+        match self.group().disagreement("end of forward", &format!("{:016x}", hash_of_bytes(&state)))? {
+            None => Ok(()),
+            Some(_) => Err(StateError::DifferentDraws.into()),
+        }
     }
 
     /// An input that all ranks have; its gradient is the sum of all ranks' parts. Collective in the backward pass.
@@ -93,16 +157,20 @@ impl Region {
             return Ok(input.shallow_clone());
         }
         let (id, version) = (tensor_id(input), version(input)?);
-        let is_same = |known: &&Entered| tensor_id(&known.input) == id && known.version == version;
+        let is_same = |known: &&Entered| {
+            tensor_id(&known.input) == id && known.version == version && !known.is_used.load(Ordering::Relaxed)
+        };
         if let Some(known) = self.entered().as_ref().filter(is_same) {
             return Ok(known.output.shallow_clone());
         }
-        let group = self.group().clone();
+        let (group, is_used) = (self.group().clone(), Arc::new(AtomicBool::new(false)));
+        let used = Arc::clone(&is_used);
         let output = apply_function(
             "TensorParallelInput",
             &[input],
             |_| Ok(vec![input.f_detach()?]),
             move |_, mut gradients| {
+                used.store(true, Ordering::Relaxed);
                 // The product that made it has made it anew, and nobody else has it.
                 let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
                 let sum = gradient.f_contiguous()?;
@@ -111,7 +179,7 @@ impl Region {
             },
         )?
         .swap_remove(0);
-        let entered = Entered { input: input.shallow_clone(), version, output: output.shallow_clone() };
+        let entered = Entered { input: input.shallow_clone(), version, output: output.shallow_clone(), is_used };
         *self.entered() = Some(entered);
         Ok(output)
     }
@@ -180,4 +248,15 @@ pub(super) fn gather(group: &Group, own: &Tensor, dim: i64, slices: &[Range<usiz
     let all = group.all_gather(&sent)?;
     let parts = all.iter().zip(slices).map(|(part, slice)| part.f_narrow(dim, 0, slice.len() as i64));
     Ok(Tensor::f_cat(&parts.collect::<Result<Vec<_>, _>>()?, dim)?)
+}
+
+fn hash_of(tensor: &Tensor) -> Result<u64> {
+    let bytes = tensor.f_to(Device::Cpu)?.f_contiguous()?.f_reshape([-1])?.f_view_dtype(Kind::Uint8)?;
+    Ok(hash_of_bytes(&Vec::<u8>::try_from(&bytes)?))
+}
+
+fn hash_of_bytes(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    hasher.finish()
 }

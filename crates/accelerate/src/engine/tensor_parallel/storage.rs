@@ -35,7 +35,7 @@ pub(super) struct SliceStorage {
     layout: Layout,
     slices: Slices,
     region: Region,
-    /// The ranks that have the rest: those that divide the layer, and those that share its slices.
+    /// The ranks that have the rest where the slice is sharded: those that divide the layer, and those that share its slices.
     group: Group,
 }
 
@@ -128,6 +128,8 @@ impl Storage for SliceStorage {
     }
 
     fn group(&self) -> Option<Group> {
-        Some(self.group.clone())
+        // An engine may have left the slice whole.
+        let is_sharded = self.own.shard_group().is_some();
+        Some(if is_sharded { self.group.clone() } else { self.region.group().clone() })
     }
 }

@@ -34,7 +34,7 @@ impl RunConfig {
             }
             (tp_size, degree) => tp_size.max(degree),
         };
-        let says_axes = axes.dp_replicate_size * axes.dp_shard_size * axes.tp_size > 1;
+        let says_axes = [axes.dp_replicate_size, axes.dp_shard_size, axes.tp_size].iter().any(|&size| size > 1);
         let sharding = self.fsdp_in_use().filter(|plugin| plugin.sharding_strategy != ShardingStrategy::NoShard);
         match sharding {
             _ if tp_size > 1 && self.cluster.use_deepspeed => Err(Kind::DeepSpeedWithTensorParallel { tp_size }.into()),

@@ -1,0 +1,196 @@
+//! Tensor parallelism where it is easily wrong: what ranks have to agree on, and what their slices must not change.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use accelerate::data::{DataLoader, VecDataset};
+use accelerate::nn::{Embedding, LayerNorm, Linear, LinearConfig, Module, ModuleFn, ParamStore};
+use accelerate::optim::Sgd;
+use accelerate::tch::{Device, Kind, Tensor};
+use accelerate::{
+    Accelerator, AutoWrapPolicy, FullyShardedDataParallelPlugin, Result, TorchTensorParallelPlugin, testing,
+};
+use serde_json::{Value, json};
+
+fn builder(degree: usize, plan: &Value) -> accelerate::AcceleratorBuilder {
+    let plugin =
+        TorchTensorParallelPlugin { tensor_parallel_degree: Some(degree), parallelize_plan: plan.as_object().cloned() };
+    Accelerator::builder().torch_tp_plugin(plugin)
+}
+
+fn fill(store: &ParamStore) -> Result<()> {
+    for (index, param) in store.parameters().iter().enumerate() {
+        let values = Tensor::arange(param.numel() as i64, (Kind::Double, Device::Cpu)) * 0.7 + index as f64;
+        param.copy_(&(values.sin() * 0.5).reshape(param.shape()))?;
+    }
+    Ok(())
+}
+
+fn values(tensor: &Tensor) -> Vec<f64> {
+    Vec::<f64>::try_from(tensor.detach().to_kind(Kind::Double).reshape([-1])).unwrap()
+}
+
+fn assert_close(found: &[f64], wanted: &[f64], what: &str) {
+    let is_close = found.len() == wanted.len() && found.iter().zip(wanted).all(|(a, b)| (a - b).abs() <= 1e-5);
+    assert!(is_close, "{what}: found {found:?}, wanted {wanted:?}");
+}
+
+/// Query-key norms (Qwen3): a layer that works head by head between two divided ones, and is whole on every rank.
+#[test]
+fn a_layer_with_parameters_between_divided_ones_is_named() {
+    let plan = json!({ "up": { "style": "colwise", "unit": 4 }, "down": { "style": "rowwise", "unit": 4 } });
+    let errors = testing::ranks(2, builder(2, &plan), |accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let root = store.root();
+        let up = Linear::new(&root / "up", 4, 8, Default::default())?;
+        let norm = LayerNorm::new(&root / "norm", [4], Default::default())?;
+        let down = Linear::new(&root / "down", 8, 4, Default::default())?;
+        fill(&store)?;
+        let model = ModuleFn::new(&store, move |x: &Tensor| {
+            let heads = up.forward(x)?.f_unflatten(-1, [-1, 4])?;
+            down.forward(&norm.forward(&heads)?.f_flatten(-2, -1)?)
+        });
+        let (model, mut optimizer) = accelerator.prepare((model, Sgd::new(&store, 0.1)?))?;
+        let output = model.forward(&Tensor::arange(8, (Kind::Float, Device::Cpu)).cos().view([2, 4]))?;
+        accelerator.backward(&output.f_square()?.f_sum(Kind::Float)?)?;
+        Ok(optimizer.step().err().map(|error| error.to_string()))
+    });
+    for error in errors.unwrap() {
+        assert!(error.as_ref().is_some_and(|text| text.contains("different gradients of norm.weight")), "{error:?}");
+    }
+}
+
+#[test]
+fn the_same_rows_in_another_order_are_another_input() {
+    let outcomes = testing::ranks(2, builder(2, &json!({ "embed": "embedding_rowwise" })), |accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let embed = Embedding::new(store.root() / "embed", 8, 2, Default::default())?;
+        fill(&store)?;
+        let model = accelerator.prepare(ModuleFn::new(&store, move |x: &Tensor| embed.forward(x)))?;
+        let rows = if accelerator.process_index() == 0 { [1i64, 6] } else { [6, 1] };
+        Ok(model.forward(&Tensor::from_slice(&rows)).map(|output| values(&output)).map_err(|error| error.to_string()))
+    });
+    for outcome in outcomes.unwrap() {
+        assert!(outcome.is_err(), "no error, and rows {outcome:?}");
+    }
+}
+
+#[test]
+fn schedules_are_as_long_as_training() {
+    testing::ranks(2, builder(2, &json!({ "up": "colwise" })), |accelerator| {
+        let loader = || DataLoader::builder(VecDataset::new((0i64..10).collect())).batch_size(2).build();
+        let steps = accelerator.num_training_steps(&loader()?, 1);
+        let batches = accelerator.prepare(loader()?)?.iter()?.count();
+        // One share of rows: a scheduler ticks once for each batch.
+        assert_eq!(steps, batches);
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn norms_count_slices_once_that_fsdp_leaves_whole() {
+    let run = |accelerator: Accelerator| -> Result<(f64, f64)> {
+        let store = ParamStore::new(accelerator.device());
+        let root = store.root();
+        let up = Linear::new(&root / "up", 4, 8, Default::default())?;
+        let down = Linear::new(&root / "down", 8, 4, Default::default())?;
+        fill(&store)?;
+        let model =
+            accelerator.prepare(ModuleFn::new(&store, move |x: &Tensor| down.forward(&up.forward(x)?.f_tanh()?)))?;
+        let output = model.forward(&Tensor::arange(8, (Kind::Float, Device::Cpu)).cos().view([2, 4]))?;
+        accelerator.backward(&output.f_square()?.f_sum(Kind::Float)?)?;
+        let norm = accelerator.clip_grad_norm_(&model, 1e9)?.double_value(&[]);
+        Ok((norm, 0.0))
+    };
+    let wanted = testing::ranks(1, Default::default(), run).unwrap();
+    let plugin = FullyShardedDataParallelPlugin {
+        auto_wrap_policy: Some(AutoWrapPolicy::NoWrap),
+        ignored_modules: Some(vec!["up".to_owned()]),
+        ..Default::default()
+    };
+    let plan = json!({ "up": "colwise", "down": "rowwise" });
+    for found in testing::ranks(4, builder(2, &plan).fsdp_plugin(plugin), run).unwrap() {
+        assert_close(&[found.0], &[wanted[0].0], "norm");
+    }
+}
+
+/// The module within, as an error text of DDP advises for ranks that evaluate alone.
+#[test]
+fn two_passes_of_the_module_within_give_a_gradient_each() {
+    let run = |accelerator: Accelerator| -> Result<Vec<f64>> {
+        let store = ParamStore::new(accelerator.device());
+        let up = Linear::new(store.root() / "up", 4, 6, Default::default())?;
+        fill(&store)?;
+        let model = accelerator.prepare(ModuleFn::new(&store, move |x: &Tensor| up.forward(x)))?;
+        let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0]).set_requires_grad(true);
+        let mut gradients = Vec::new();
+        for _ in 0..2 {
+            let mut x = x.shallow_clone();
+            (*model).forward(&x)?.f_sum(Kind::Float)?.f_backward()?;
+            gradients.extend(values(&x.grad()));
+            x.zero_grad();
+        }
+        Ok(gradients)
+    };
+    let wanted = testing::ranks(1, Default::default(), run).unwrap();
+    for found in testing::ranks(2, builder(2, &json!({ "up": "colwise" })), run).unwrap() {
+        assert_close(&found, &wanted[0], "gradients of the input");
+    }
+}
+
+/// A window of accumulation that is saved under one plan and loaded under another one with as many ranks.
+#[test]
+fn accumulated_gradients_of_another_plan_are_not_taken() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    let run = |style: &str, loads: bool| {
+        let builder = builder(2, &json!({ "w": style })).gradient_accumulation_steps(2);
+        testing::ranks(2, builder, |accelerator| {
+            let store = ParamStore::new(accelerator.device());
+            let w = Linear::new(store.root() / "w", 4, 4, LinearConfig { bias: false, ..Default::default() })?;
+            fill(&store)?;
+            let (model, mut optimizer) =
+                accelerator.prepare((ModuleFn::new(&store, move |x: &Tensor| w.forward(x)), Sgd::new(&store, 0.1)?))?;
+            let mut pass = |factor: f64| {
+                accelerator.accumulate(&model, || {
+                    let x = Tensor::arange(8, (Kind::Float, Device::Cpu)).view([2, 4]) * factor;
+                    accelerator.backward(&model.forward(&x)?.f_square()?.f_sum(Kind::Float)?)?;
+                    optimizer.step()?;
+                    optimizer.zero_grad()
+                })
+            };
+            if loads {
+                if let Err(error) = accelerator.load_state(&path) {
+                    return Ok(Err(error.to_string()));
+                }
+            } else {
+                pass(0.01)?;
+                accelerator.save_state(&path)?;
+            }
+            pass(0.02)?;
+            Ok(Ok(values(store.state_dict()?.get("w.weight").unwrap())))
+        })
+        .unwrap()
+    };
+    let wanted = run("colwise_gather_output", false)[0].clone().unwrap();
+    let same = run("colwise_gather_output", true)[0].clone().unwrap();
+    assert_close(&same, &wanted, "control: weights under the same plan");
+    for found in run("rowwise_split_input", true) {
+        // An error would do.
+        if let Ok(found) = found {
+            assert_close(&found, &wanted, "weights");
+        }
+    }
+}
+
+#[test]
+fn a_row_that_is_not_asked_for_does_not_matter() {
+    testing::ranks(2, builder(2, &json!({ "embed": "embedding_rowwise" })), |accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let embed = Embedding::new(store.root() / "embed", 4, 1, Default::default())?;
+        embed.weight.copy_(&Tensor::from_slice(&[f32::NEG_INFINITY, 1.0, 2.0, 3.0]).view([4, 1]))?;
+        let model = accelerator.prepare(ModuleFn::new(&store, move |x: &Tensor| embed.forward(x)))?;
+        assert_eq!(values(&model.forward(&Tensor::from_slice(&[3i64, 1]))?), [3.0, 1.0]);
+        Ok(())
+    })
+    .unwrap();
+}
