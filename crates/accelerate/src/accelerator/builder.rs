@@ -324,27 +324,8 @@ impl AcceleratorBuilder {
         self
     }
 
-    /// Tensor parallelism: how many ranks divide each layer, and how. The other ranks are replicas.
-    ///
-    /// ```
-    /// use accelerate::nn::{Linear, ModuleFn, ParamStore};
-    /// use accelerate::{Accelerator, TorchTensorParallelPlugin, tch::Tensor, testing};
-    ///
-    /// let plan = serde_json::json!({ "up": "colwise", "down": "rowwise" }).as_object().cloned();
-    /// let plugin = TorchTensorParallelPlugin { tensor_parallel_degree: Some(2), parallelize_plan: plan };
-    /// testing::ranks(2, Accelerator::builder().torch_tp_plugin(plugin), |accelerator| {
-    ///     let store = ParamStore::new(accelerator.device());
-    ///     let up = Linear::new(store.root() / "up", 4, 6, Default::default())?;
-    ///     let down = Linear::new(store.root() / "down", 6, 4, Default::default())?;
-    ///     let weight = up.weight.clone();
-    ///     let model = ModuleFn::new(&store, move |x: &Tensor| down.forward(&up.forward(x)?.f_relu()?));
-    ///     let model = accelerator.prepare(model)?;
-    ///     model.forward(&Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0]))?;
-    ///     assert_eq!(weight.local().numel(), 12); // of the 24
-    ///     Ok(())
-    /// })?;
-    /// # Ok::<(), accelerate::Error>(())
-    /// ```
+    /// Tensor parallelism: how many ranks divide each layer, and how; [`TensorParallelPlan`](crate::TensorParallelPlan) says what a plan
+    /// is. The other ranks are replicas.
     pub fn torch_tp_plugin(mut self, plugin: TorchTensorParallelPlugin) -> Self {
         self.code.tensor_parallel = plugin;
         self

@@ -120,8 +120,7 @@ impl FullyShard {
             always_reduces: plugin.sharding_strategy == ShardingStrategy::OptimizerStateAndGradients,
         };
         let (places, members) = (places(&plan), members(&plan, &params));
-        let shapes = params.iter().map(Param::shape).collect();
-        let units = Arc::new(Units::new(plan, shapes, &common, units));
+        let units = Arc::new(Units::new(plan, params.iter().map(Param::shape).collect(), &common, units));
         let issued = Arc::new(IssuedCollectives::default());
         let reducer = GradientReducer::new(
             Arc::clone(&units),

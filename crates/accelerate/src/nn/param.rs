@@ -451,8 +451,7 @@ impl Param {
     /// Counts how often [`replace_storage`](Self::replace_storage) was called: who keeps [`local`](Self::local) over
     /// steps must look.
     pub(crate) fn storage_version(&self) -> u64 {
-        let of_slice = self.slice_param().map_or(0, |slice| slice.storage_version());
-        self.0.storage_version.load(Ordering::Acquire) + of_slice
+        self.0.storage_version.load(Ordering::Acquire)
     }
 }
 

@@ -135,7 +135,8 @@ fn part(local: &Tensor, places: &Range<usize>) -> Result<i64> {
 /// The parts of all ranks that have shards, added up. Fails on all of them where one has no part. Collective there.
 fn summed(store: &ParamStore, params: &[Param], parts: Result<Vec<i64>>) -> Result<Vec<i64>> {
     let mut groups: Vec<Group> = Vec::new();
-    for group in store.parameters().iter().filter_map(Param::shard_group) {
+    // Parts of a weight have a group of their own.
+    for group in params.iter().chain(&store.parameters()).filter_map(Param::shard_group) {
         if !groups.contains(&group) {
             groups.push(group);
         }

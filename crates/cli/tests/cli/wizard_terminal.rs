@@ -205,7 +205,7 @@ struct Ended {
     "program compute_environment machine_type num_machines debug num_cpu_threads_per_process dynamo_config.dynamo_backend sharding \
      fsdp_config.fsdp_version fsdp_config.fsdp_reshard_after_forward fsdp_config.fsdp_offload_params fsdp_config.fsdp_auto_wrap_policy \
      fsdp_config.fsdp_transformer_layer_cls_to_wrap fsdp_config.fsdp_state_dict_type fsdp_config.fsdp_activation_checkpointing \
-     num_processes enable_cpu_affinity mixed_precision",
+     use_parallelism_config num_processes enable_cpu_affinity mixed_precision",
     "distributed_type=FSDP fsdp_config.reshard_after_forward=false fsdp_config.transformer_cls_names_to_wrap=encoder.layer.*"
 )]
 #[case::fsdp_1_of_a_script_in_python(

@@ -140,7 +140,7 @@ const BEGIN: &str = "program compute_environment machine_type";
     "... num_machines debug num_cpu_threads_per_process dynamo_config.backend sharding fsdp_config.fsdp_version \
      fsdp_config.reshard_after_forward fsdp_config.cpu_offload fsdp_config.auto_wrap_policy \
      fsdp_config.transformer_cls_names_to_wrap fsdp_config.state_dict_type fsdp_config.activation_checkpointing \
-     num_processes enable_cpu_affinity mixed_precision"
+     use_parallelism_config num_processes enable_cpu_affinity mixed_precision"
 )]
 #[case::fsdp_1(
     NO_GPU,
@@ -289,7 +289,7 @@ fn answers_become_settings(#[case] machine: MachineFacts, #[case] said: &str, #[
     "1",
     "more than 1: FSDP has nothing to shard over"
 )]
-#[case(AXES, "parallelism_config.tp_size", "0", "more than 0")]
+#[case(AXES, "parallelism_config.tp_size", "0", "at least 1")]
 #[case(AXES, "num_processes", "5", "but must be 4, which is the product of the sizes of all axes")]
 #[case("program=python mixed_precision=fp8", "fp8_config.backend", "GPU", "one of AO, TE, MSAMP")]
 #[case("", "mixed_precision", "fp8", "computing in 8 bits is not available yet")]
@@ -384,7 +384,7 @@ fn going_back_undoes_one_answer() {
 )]
 #[case(
     "machine_type=MULTI_CPU sharding=FSDP",
-    "mpirun_config.mpirun_hostfile fsdp_config.fsdp_cpu_ram_efficient_loading use_parallelism_config"
+    "mpirun_config.mpirun_hostfile fsdp_config.fsdp_cpu_ram_efficient_loading"
 )]
 #[case("program=python machine_type=MULTI_GPU sharding=FSDP", "")]
 #[case("program=python mixed_precision=fp8 fp8_config.backend=TE", "fp8_config.fp8_override_linear_precision")]

@@ -95,6 +95,7 @@ fn beside(setting: &Setting) -> Vec<(&'static Setting, String)> {
             &[("dynamo_config.disable", "true")]
         }
         (_, "fsdp_config") => &[("use_fsdp", "true")],
+        (_, "parallelism_config") => &[("use_parallelism_config", "true")],
         (_, "deepspeed_config") => &[("use_deepspeed", "true")],
         _ => &[],
     };
