@@ -17,7 +17,7 @@ impl RunConfig {
     /// let mut code = PartialRunConfig::default();
     /// code.parallelism = ParallelismConfig { dp_replicate_size: Some(2), tp_size: Some(4), ..Default::default() };
     /// code.cluster.use_parallelism_config = Some(true);
-    /// let run = RunConfig::resolve(Sources { code: Some(code), ..Default::default() })?;
+    /// let run = RunConfig::resolve(Sources { code, ..Default::default() })?;
     /// assert_eq!(run.mesh(8, 8)?.to_string(), "dp_replicate 2 x tp 4");
     /// assert!(run.mesh(6, 6).unwrap_err().to_string().contains("is not a mesh of 6 ranks"));
     /// # Ok::<(), accelerate_core::Error>(())
