@@ -22,6 +22,7 @@ mod test_scheduler;
 mod test_script;
 mod test_state_checkpointing;
 mod test_sync;
+mod test_tensor_parallel;
 mod test_tracking;
 mod training_check;
 
@@ -75,6 +76,8 @@ enum Script {
     TestProfile,
     /// Files of trackers, and trackers of the program's own
     TestTracking,
+    /// Layers that all ranks compute together, and the random numbers that they share
+    TestTensorParallel,
     /// Reads an epoch until it is told to die, and goes on where the run before stopped
     KilledAndResumed,
     /// Rank 1 keeps the others waiting
@@ -140,6 +143,7 @@ fn main() -> anyhow::Result<()> {
         Script::TestNotebook => test_notebook::run(&workers),
         Script::TestProfile => test_profile::run(arguments.folder.as_deref()),
         Script::TestTracking => test_tracking::run(arguments.folder.as_deref()),
+        Script::TestTensorParallel => test_tensor_parallel::run(),
         Script::KilledAndResumed => killed_and_resumed::run(arguments.folder.as_deref()),
         Script::AwaitedRank => awaited::run(arguments.folder.as_deref()),
         Script::DyingRank => failing::dying_rank(),

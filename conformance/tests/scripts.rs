@@ -31,7 +31,8 @@ fn script(
         "test_ddp_comm_hook",
         "test_kwargs_handlers",
         "test_profile",
-        "test_tracking"
+        "test_tracking",
+        "test_tensor_parallel"
     )]
     name: &str,
     #[values(1, 2, 3, 4)] num_processes: usize,
@@ -51,7 +52,8 @@ fn script_in_debug_mode(
         "test_memory_utils",
         "test_optimizer",
         "test_state_checkpointing",
-        "test_ddp_comm_hook"
+        "test_ddp_comm_hook",
+        "test_tensor_parallel"
     )]
     name: &str,
 ) {

@@ -251,9 +251,9 @@ pub(crate) enum StateError {
     DifferentInputs { per_rank: String },
 
     #[error(
-        "ranks that compute one model together have drawn different random numbers in a forward pass: where layers between divided \
-         ones have more features on one rank than on another, dropout behind them drops other elements on each. Let the sizes divide \
-         evenly, or leave dropout between divided layers out"
+        "ranks that compute one model together have drawn different random numbers in a forward pass, so dropout behind that drops other \
+         elements on each: between divided layers one rank has more features than another, and something has drawn a number for each of \
+         them. Let the sizes divide evenly, or draw nothing there"
     )]
     DifferentDraws,
 

@@ -25,6 +25,14 @@ impl Divided {
         own.start as i64..own.end as i64
     }
 
+    /// Before rows are looked up: the same indices on all ranks, which exist. The padding row, counted from the first one.
+    fn begin_lookup(&self, indices: &Tensor, weight: &Param, padding_idx: Option<i64>) -> Result<Option<i64>> {
+        self.region.compare_input(indices)?;
+        let num_embeddings = weight.shape().first().copied().unwrap_or_default();
+        check_indices(indices, weight, num_embeddings)?;
+        padding_row(padding_idx, num_embeddings, weight.name())
+    }
+
     fn product(&self, input: &Tensor, weight: &Param, bias: Option<&Tensor>) -> Result<Tensor> {
         let slice = weight.slice()?;
         let product = match self.is_transposed {
@@ -108,11 +116,8 @@ pub(super) struct EmbeddingRowwise(pub(super) Divided);
 
 impl EmbeddingKernel for EmbeddingRowwise {
     fn embedding(&self, indices: &Tensor, weight: &Param, padding_idx: Option<i64>) -> Result<Tensor> {
-        self.0.region.compare_input(indices)?;
-        let num_embeddings = weight.shape().first().copied().unwrap_or_default();
-        check_indices(indices, weight, num_embeddings)?;
-        let own = self.0.own();
-        let padding = padding_row(padding_idx, num_embeddings, weight.name())?.filter(|row| own.contains(row));
+        let (own, padding) = (self.0.own(), self.0.begin_lookup(indices, weight, padding_idx)?);
+        let padding = padding.filter(|row| own.contains(row));
         let is_own = scalar::ge(indices, own.start)?.f_logical_and(&scalar::lt(indices, own.end)?)?;
         // Rows of other ranks are looked up in the first one, and are zero here.
         let local = scalar::add(indices, -own.start)?.f_mul(&is_own.f_to_kind(indices.f_kind()?)?)?;
@@ -129,10 +134,7 @@ pub(super) struct EmbeddingColwise(pub(super) Divided);
 
 impl EmbeddingKernel for EmbeddingColwise {
     fn embedding(&self, indices: &Tensor, weight: &Param, padding_idx: Option<i64>) -> Result<Tensor> {
-        self.0.region.compare_input(indices)?;
-        let num_embeddings = weight.shape().first().copied().unwrap_or_default();
-        check_indices(indices, weight, num_embeddings)?;
-        let padding = padding_row(padding_idx, num_embeddings, weight.name())?.unwrap_or(-1);
+        let padding = self.0.begin_lookup(indices, weight, padding_idx)?.unwrap_or(-1);
         let own = Tensor::f_embedding(&weight.slice()?, indices, padding, false, false)?;
         self.0.region.gather(&own, -1, &self.0.slices)
     }

@@ -1,6 +1,6 @@
 //! A model whose layers ranks compute together is the same model: outputs, gradients, steps, norms and files.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use super::{assert_close, builder, fill, values};
 use accelerate::data::{DataLoader, VecDataset};
 use accelerate::nn::{
     Conv1D, Embedding, EmbeddingConfig, LayerNorm, Linear, LinearConfig, Module, ModuleFn, ParamStore,
@@ -9,25 +9,10 @@ use accelerate::optim::{AdamW, Sgd};
 use accelerate::tch::{self, Device, Kind, Reduction, Tensor};
 use accelerate::{
     Accelerator, AutoWrapPolicy, FullyShardedDataParallelPlugin, LocalSGD, ParallelismConfig, Result, SaveModelOptions,
-    ShardingStrategy, TorchTensorParallelPlugin, testing,
+    ShardingStrategy, testing,
 };
 use rstest::rstest;
 use serde_json::{Value, json};
-
-fn builder(degree: usize, plan: &Value) -> accelerate::AcceleratorBuilder {
-    let plugin =
-        TorchTensorParallelPlugin { tensor_parallel_degree: Some(degree), parallelize_plan: plan.as_object().cloned() };
-    Accelerator::builder().torch_tp_plugin(plugin)
-}
-
-/// Values that depend on the name and the place alone.
-fn fill(store: &ParamStore) -> Result<()> {
-    for (index, param) in store.parameters().iter().enumerate() {
-        let values = Tensor::arange(param.numel() as i64, (Kind::Double, Device::Cpu)) * 0.7 + index as f64;
-        param.copy_(&(values.sin() * 0.5).reshape(param.shape()))?;
-    }
-    Ok(())
-}
 
 const VOCAB: i64 = 11;
 
@@ -80,10 +65,6 @@ fn plan() -> Value {
 /// Logits of the first batch, losses, norms before clipping, and all parameters by name.
 type Outcome = (Vec<f64>, Vec<f64>, Vec<f64>, Vec<(String, Vec<f64>)>);
 
-fn values(tensor: &Tensor) -> Vec<f64> {
-    Vec::<f64>::try_from(tensor.detach().to_kind(Kind::Double).reshape([-1])).unwrap()
-}
-
 /// Rows of a batch of 4 that this rank sees.
 fn train(accelerator: &Accelerator, max_norm: f64) -> Result<Outcome> {
     let (store, module) = model(accelerator)?;
@@ -114,12 +95,6 @@ fn train(accelerator: &Accelerator, max_norm: f64) -> Result<Outcome> {
     }
     let state = store.state_dict()?;
     Ok((first, losses, norms, state.iter().map(|(name, tensor)| (name.to_owned(), values(tensor))).collect()))
-}
-
-fn assert_close(found: &[f64], wanted: &[f64], tolerance: f64, what: &str) {
-    assert_eq!(found.len(), wanted.len(), "{what}");
-    let largest = found.iter().zip(wanted).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-    assert!(largest <= tolerance, "{what} differ by {largest:e}");
 }
 
 /// Are replicas of the ranks that divide layers sharded?
