@@ -45,7 +45,7 @@ fn causal_lm_loss(head: &Linear, logits: &Tensor, labels: &Tensor) -> Result<Ten
     let rest = (length - 1).max(0);
     let logits = logits.f_narrow(1, 0, rest)?.f_reshape([-1, vocab_size])?.f_to_kind(Kind::Float)?;
     let labels = labels.f_narrow(1, length - rest, rest)?.f_reshape([-1])?;
-    match head.divided_output() {
+    match head.sharded_output() {
         Some(divided) => divided.cross_entropy(&logits, &labels, IGNORED),
         None => Ok(logits.f_cross_entropy_loss(&labels, None::<Tensor>, Reduction::Mean, IGNORED, 0.0)?),
     }
@@ -54,7 +54,7 @@ fn causal_lm_loss(head: &Linear, logits: &Tensor, labels: &Tensor) -> Result<Ten
 /// Scores `[batch, vocab_size]` of the whole vocabulary for the last of `hidden [batch, length, hidden_size]`.
 pub(crate) fn last_logits(head: &Linear, hidden: &Tensor) -> Result<Tensor> {
     let logits = head.forward(&hidden.f_select(1, -1)?)?;
-    head.divided_output().map_or(Ok(logits.shallow_clone()), |divided| divided.gather(&logits))
+    head.sharded_output().map_or(Ok(logits.shallow_clone()), |divided| divided.gather(&logits))
 }
 
 /// A model that continues texts token by token.

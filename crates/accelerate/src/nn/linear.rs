@@ -3,7 +3,7 @@
 use super::init::{self, Init};
 use super::layer::{forward_error, impl_layer};
 use super::named_layers::{AnyLayer, SharedKernel};
-use super::{DividedOutput, Param, Path, functional};
+use super::{Param, Path, ShardedOutput, functional};
 use crate::error::Result;
 use std::borrow::Borrow;
 use std::fmt::Debug;
@@ -48,7 +48,7 @@ pub trait LinearKernel: Send + Sync + Debug {
     fn linear(&self, input: &Tensor, weight: &Param, bias: Option<&Param>) -> Result<Tensor>;
 
     /// Where each rank gets a slice of the output: which, and what is to be done with it. Default: all of the output is here.
-    fn divided_output(&self) -> Option<Arc<dyn DividedOutput>> {
+    fn sharded_output(&self) -> Option<Arc<dyn ShardedOutput>> {
         None
     }
 
@@ -180,8 +180,8 @@ impl Linear {
     }
 
     /// What each rank gets of the output, where ranks compute the layer together and nobody gathers it.
-    pub fn divided_output(&self) -> Option<Arc<dyn DividedOutput>> {
-        self.kernel.get().divided_output()
+    pub fn sharded_output(&self) -> Option<Arc<dyn ShardedOutput>> {
+        self.kernel.get().sharded_output()
     }
 
     pub(crate) fn has_adapters(&self) -> bool {

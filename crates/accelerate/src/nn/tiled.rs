@@ -54,8 +54,8 @@ pub fn tiled(
 /// rows are ignored.
 ///
 /// The logits of one tile of rows are there at a time, in both passes: with a large vocabulary and a long text they would be most of the
-/// memory. `head` gives logits `[rows of the tile, classes]`; where ranks divide it ([`Linear::divided_output`]), compute the loss by
-/// [`DividedOutput::cross_entropy`] in place of this.
+/// memory. `head` gives logits `[rows of the tile, classes]`; where ranks divide it ([`Linear::sharded_output`]), compute the loss by
+/// [`ShardedOutput::cross_entropy`] in place of this.
 ///
 /// ```
 /// use accelerate::nn::{Linear, ParamStore, tiled_cross_entropy};
@@ -74,8 +74,8 @@ pub fn tiled(
 /// # Errors
 /// No tiles; another number of labels than rows; a class that there is no logit for; those of `head`.
 ///
-/// [`Linear::divided_output`]: super::Linear::divided_output
-/// [`DividedOutput::cross_entropy`]: super::DividedOutput::cross_entropy
+/// [`Linear::sharded_output`]: super::Linear::sharded_output
+/// [`ShardedOutput::cross_entropy`]: super::ShardedOutput::cross_entropy
 pub fn tiled_cross_entropy(
     hidden: &Tensor,
     labels: &Tensor,

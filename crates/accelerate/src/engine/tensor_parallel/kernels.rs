@@ -3,7 +3,7 @@
 use super::cross_entropy::cross_entropy;
 use super::region::Region;
 use crate::error::{NnError, Result};
-use crate::nn::{DividedOutput, EmbeddingKernel, LinearKernel, Param, padding_row};
+use crate::nn::{EmbeddingKernel, LinearKernel, Param, ShardedOutput, padding_row};
 use std::ops::Range;
 use std::sync::Arc;
 use tch::{Kind, Tensor};
@@ -65,13 +65,13 @@ impl LinearKernel for Colwise {
         if self.gathers_output { self.divided.region.gather(&own, -1, &self.divided.slices) } else { Ok(own) }
     }
 
-    fn divided_output(&self) -> Option<Arc<dyn DividedOutput>> {
+    fn sharded_output(&self) -> Option<Arc<dyn ShardedOutput>> {
         let is_divided = !self.gathers_output && self.parts == 1;
-        is_divided.then(|| Arc::new(self.divided.clone()) as Arc<dyn DividedOutput>)
+        is_divided.then(|| Arc::new(self.divided.clone()) as Arc<dyn ShardedOutput>)
     }
 }
 
-impl DividedOutput for Divided {
+impl ShardedOutput for Divided {
     fn range(&self) -> Range<i64> {
         self.own()
     }

@@ -6,8 +6,8 @@ use std::ops::Range;
 use tch::Tensor;
 
 /// What a layer's output is on ranks that each compute some of its features (colwise tensor parallelism without a gather of the
-/// output): found by [`Linear::divided_output`](super::Linear::divided_output).
-pub trait DividedOutput: Send + Sync + Debug {
+/// output): found by [`Linear::sharded_output`](super::Linear::sharded_output).
+pub trait ShardedOutput: Send + Sync + Debug {
     /// The features that this rank has.
     fn range(&self) -> Range<i64>;
 
