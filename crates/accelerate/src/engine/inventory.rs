@@ -4,7 +4,8 @@ use crate::nn::{Param, ParamStore};
 use accelerate_core::plan::{Inventory, ParameterEntry};
 use tch::Kind;
 
-/// The parameters that plans divide: of a layer that ranks compute together, this rank's slices. Those that are stored as several tensors are frozen, and are divided on their own.
+/// The parameters that plans divide: of a layer that ranks compute together, this rank's slices. Those that are stored as several
+/// tensors are frozen, and are divided on their own.
 pub(crate) fn dividable(store: &ParamStore) -> Vec<Param> {
     store.own_parameters().into_iter().filter(|param| !param.is_stored_as_several()).collect()
 }

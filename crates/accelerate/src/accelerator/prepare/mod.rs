@@ -300,7 +300,8 @@ impl Accelerator {
     }
 
     /// How the parameters of each model prepared so far are kept, in the order of `prepare`; print it to see which are gathered
-    /// or reduced together. Where ranks compute layers together, it is of the slices of this rank. For a model that was prepared for evaluation it says what training would do.
+    /// or reduced together. Where ranks compute layers together, it is of the slices of this rank. For a model that was prepared for
+    /// evaluation it says what training would do.
     ///
     /// ```
     /// use accelerate::nn::{Linear, ModuleFn, ParamStore};
