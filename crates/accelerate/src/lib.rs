@@ -76,7 +76,7 @@ pub use launchers::{NotebookLauncherOptions, Workers, debug_launcher, notebook_l
 pub use local_sgd::{LocalSGD, LocalSGDOptions};
 pub use memory::{ExecutableBatchSize, clear_device_cache, find_executable_batch_size};
 pub use profile::ProfileKwargs;
-pub use quantized_model::load_and_quantize_model;
+pub use quantized_model::{load_and_quantize_model, load_quantize_and_dispatch};
 pub use session::{ObjectState, Stateful};
 pub use state::{PartialState, PartialStateOptions, SplitBetweenProcesses, SplitOptions};
 pub use tensor_tree::Parcel;

@@ -1,6 +1,7 @@
 //! A model whose weights become codes while they are loaded.
 
-use crate::checkpoint::{LoadOptions, WeightSource};
+use crate::big_model::{self, Dispatch, ModuleTree, Taken, element_type, module_tree_of, taken};
+use crate::checkpoint::{LoadAndDispatchOptions, LoadOptions, LoadedAndDispatched, PlannedDispatch, WeightSource};
 use crate::error::{NnError, Result, WeightsError};
 use crate::messages;
 use crate::nn::{LinearLayer, LoadReport, Param, ParamStore, is_floating, match_names};
@@ -11,9 +12,9 @@ use accelerate_core::quantization::{
     weight_of_part,
 };
 use accelerate_core::weight_files::shown;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// Loads weights into a model, those of its linear layers as codes of 4 or 8 bits: `load_and_quantize_model` of the reference.
 ///
@@ -29,6 +30,10 @@ use tch::{Kind, Tensor};
 ///
 /// Quantised layers are frozen: their weights have no gradient, and their biases get none unless they are told to. Call it before
 /// [`Accelerator::prepare`](crate::Accelerator::prepare). Not collective.
+///
+/// With `device_map` of the options, each weight goes to where the map has it as soon as it has become codes, and layers compute with the
+/// codes as [`dispatch_model`](crate::big_model::dispatch_model) brings them. `llm_int8_enable_fp32_cpu_offload` has modules that are kept
+/// elsewhere than where the model is computed keep their numbers, in 32 bits. [`load_quantize_and_dispatch`] finds a map.
 ///
 /// `config` says which layers keep their weights: without `llm_int8_skip_modules` the last module at the top of the model, which
 /// is its head, and layers that share a weight with another. Parameters that are not quantised get the type `torch_dtype`,
@@ -80,12 +85,76 @@ pub fn load_and_quantize_model(
 ) -> Result<LoadReport> {
     let settings = QuantizationSettings::from(config.clone());
     let quantization = settings.check()?;
-    settings.without_use().into_iter().for_each(|text| messages::warning!("{text}"));
-    let targets = Targets::choose(store, &settings, quantization)?;
+    let unused = settings.without_use(options.device_map.is_some());
+    unused.into_iter().for_each(|text| messages::warning!("{text}"));
+    let dispatch = options.device_map.as_ref().map(|map| Dispatch::new(store, map, &options.dispatch)).transpose()?;
+    let targets = Targets::choose(store, &settings, quantization, dispatch.as_ref())?;
+    let values = Values { dispatch, values: Vec::new(), placed: HashSet::new() };
     match weights_location {
-        Some(path) => load(&targets, WeightSource::open(path, options)?, options.strict),
-        None => quantize_in_place(&targets),
+        Some(path) => load(&targets, WeightSource::open(path, options)?, options.strict, values),
+        None => quantize_in_place(&targets, values),
     }
+}
+
+/// Finds a device map for a model with quantised weights, or takes the one that there is, and loads the model by
+/// [`load_and_quantize_model`]: its counterpart to
+/// [`load_checkpoint_and_dispatch`](crate::checkpoint::load_checkpoint_and_dispatch). Sizes are those of codes and scales. Where
+/// `llm_int8_enable_fp32_cpu_offload` leaves open which weights become codes, the map that is found has room for all numbers. Not
+/// collective.
+///
+/// # Errors
+/// Those of [`load_and_quantize_model`], and of [`dispatch_model`](crate::big_model::dispatch_model).
+///
+/// ```
+/// use accelerate::big_model::{DispatchOptions, MapDevice, MaxMemory};
+/// use accelerate::checkpoint::{LoadAndDispatchOptions, LoadOptions, save_model_weights};
+/// use accelerate::nn::{Linear, ParamStore};
+/// use accelerate::tch::{Device, Kind, Tensor};
+/// use accelerate::{BnbQuantizationConfig, load_quantize_and_dispatch};
+///
+/// let layers = |store: &ParamStore| -> accelerate::Result<Vec<Linear>> {
+///     (0..4).map(|number| Linear::new(store.root() / number, 64, 64, Default::default())).collect()
+/// };
+/// let folder = std::env::temp_dir().join(format!("accelerate-quantised-map-{}", std::process::id()));
+/// let saved = ParamStore::new(Device::Cpu);
+/// layers(&saved)?;
+/// save_model_weights(&saved, &folder, &Default::default())?;
+///
+/// let store = ParamStore::init_empty_weights(Device::Cpu);
+/// let layers = layers(&store)?;
+/// let config = BnbQuantizationConfig { load_in_4bit: Some(true), ..Default::default() };
+/// let dispatch = DispatchOptions { offload_dir: Some(folder.join("offload")), ..Default::default() };
+/// let options = LoadAndDispatchOptions {
+///     // Codes of a layer take 2 KiB; its numbers would take 16.
+///     max_memory: Some(MaxMemory::from_texts([("cpu", "9KB")])?),
+///     load: LoadOptions { dispatch, ..Default::default() },
+///     ..Default::default()
+/// };
+/// let done = load_quantize_and_dispatch(&store, &config, &folder, &options)?;
+/// assert_eq!(done.device_map.device_of("0.weight"), Some(MapDevice::Cpu));
+/// assert_eq!(done.device_map.device_of("3.weight"), Some(MapDevice::Disk));
+/// let input = Tensor::ones([1, 64], (Kind::Float, Device::Cpu));
+/// layers.iter().try_fold(input, |input, layer| layer.forward(&input))?;
+/// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+/// # Ok::<(), accelerate::Error>(())
+/// ```
+pub fn load_quantize_and_dispatch(
+    store: &ParamStore,
+    config: &BnbQuantizationConfig,
+    checkpoint: impl AsRef<Path>,
+    options: &LoadAndDispatchOptions,
+) -> Result<LoadedAndDispatched> {
+    let planned = PlannedDispatch::of(&quantized_module_tree(store, config)?, options)?;
+    let report = load_and_quantize_model(store, config, Some(checkpoint.as_ref()), &planned.load)?;
+    Ok(planned.done(report))
+}
+
+/// The modules of a model with what they will take once `config` has been carried out.
+fn quantized_module_tree(store: &ParamStore, config: &BnbQuantizationConfig) -> Result<ModuleTree> {
+    let settings = QuantizationSettings::from(config.clone());
+    let quantization = settings.check()?;
+    let targets = Targets::choose(store, &settings, quantization, None)?;
+    module_tree_of(store, |param| targets.will_take(param))
 }
 
 /// What is to become of each parameter of a model.
@@ -96,10 +165,27 @@ struct Targets<'a> {
     quantizer: Quantizer,
     /// Weights that are quantised, with the layers that have them, by name.
     layers: BTreeMap<String, Vec<LinearLayer>>,
+    /// Parameters that stay in 32 bits because they are kept elsewhere than where the model is computed.
+    offloaded_in_fp32: HashSet<String>,
+    /// Where weights become codes.
+    device: Device,
 }
 
 impl<'a> Targets<'a> {
-    fn choose(store: &'a ParamStore, settings: &'a QuantizationSettings, quantization: Quantization) -> Result<Self> {
+    fn choose(
+        store: &'a ParamStore,
+        settings: &'a QuantizationSettings,
+        quantization: Quantization,
+        dispatch: Option<&Dispatch<'_>>,
+    ) -> Result<Self> {
+        let mut offloaded_in_fp32 = HashSet::new();
+        if let Some(dispatch) = dispatch.filter(|_| settings.llm_int8_enable_fp32_cpu_offload) {
+            for param in store.parameters() {
+                if dispatch.is_elsewhere(&param)? {
+                    offloaded_in_fp32.insert(param.name().to_owned());
+                }
+            }
+        }
         if let Some(holder) = store.tensor_holder() {
             return Err(NnError::HeldElsewhere { holder }.into());
         }
@@ -117,7 +203,7 @@ impl<'a> Targets<'a> {
             .iter()
             .map(|(path, layer)| LayerFacts {
                 path,
-                is_linear: layer.linear().is_some(),
+                is_linear: layer.linear().is_some_and(|linear| !offloaded_in_fp32.contains(linear.weight().name())),
                 is_tied: layer.params().iter().any(Param::is_tied),
             })
             .collect();
@@ -133,7 +219,8 @@ impl<'a> Targets<'a> {
             }
             layers.entry(linear.weight().name().to_owned()).or_default().push(linear);
         }
-        Ok(Self { store, settings, quantization, quantizer, layers })
+        let device = dispatch.map_or_else(|| store.device(), Dispatch::device);
+        Ok(Self { store, settings, quantization, quantizer, layers, offloaded_in_fp32, device })
     }
 
     /// The type of a parameter that is not quantised.
@@ -143,6 +230,7 @@ impl<'a> Targets<'a> {
         let kind = param.kind();
         match (is_floating(kind), self.settings.other_dtype()) {
             (false, _) => kind,
+            (true, _) if self.offloaded_in_fp32.contains(param.name()) => Kind::Float,
             (true, _) if keep.iter().any(|module| is_under(layer, module)) => Kind::Float,
             (true, Some(dtype)) => kind_of(dtype),
             (true, None) => kind,
@@ -151,7 +239,7 @@ impl<'a> Targets<'a> {
 
     /// Numbers that are to be the weight of a quantised layer, or else of a layer that is not.
     fn take(&self, param: &Param, full: &Tensor) -> Result<Value> {
-        let full = full.f_detach()?.f_to(self.store.device())?;
+        let full = full.f_detach()?.f_to(self.device)?;
         let layer = self.layers.get(param.name()).and_then(|layers| layers.first());
         if let Some(layer) = layer.filter(|_| self.quantizer.fp16_kernel().is_none()) {
             let full = if layer.is_transposed() { full.f_transpose(0, 1)?.f_contiguous()? } else { full };
@@ -161,6 +249,19 @@ impl<'a> Targets<'a> {
         }
         let values = full.f_to_kind(self.kind(param))?;
         Ok(Value::Numbers(values))
+    }
+
+    /// What a parameter will take.
+    fn will_take(&self, param: &Param) -> Result<Taken> {
+        if param.is_buffer() {
+            return taken(param);
+        }
+        let is_quantised = self.layers.contains_key(param.name()) && self.quantizer.fp16_kernel().is_none();
+        if is_quantised && !self.settings.llm_int8_enable_fp32_cpu_offload {
+            return Ok((self.quantization.num_bytes(&param.shape()), element_type(Kind::Uint8)?));
+        }
+        let kind = if self.settings.llm_int8_enable_fp32_cpu_offload { Kind::Float } else { self.kind(param) };
+        Ok((param.numel() as u64, element_type(kind)?))
     }
 
     /// From here on nothing fails that depends on files.
@@ -188,23 +289,66 @@ enum Value {
     Codes(Quantized),
 }
 
-fn quantize_in_place(targets: &Targets<'_>) -> Result<LoadReport> {
-    let mut values = Vec::new();
-    let mut take = |param: &Param, full: &Tensor| -> Result<()> {
-        values.push((param.clone(), targets.take(param, full)?));
-        Ok(())
-    };
-    let params = targets.store.parameters().into_iter().chain(targets.store.buffers());
-    for param in params.filter(|param| !param.is_deferred()) {
-        take(&param, &param.full_tensor()?)?;
+/// What parameters become, before any of them has: a read that fails changes nothing. What a map has elsewhere is there already.
+struct Values<'a> {
+    dispatch: Option<Dispatch<'a>>,
+    values: Vec<(Param, Value)>,
+    /// The names of parameters that have a value.
+    placed: HashSet<String>,
+}
+
+impl Values<'_> {
+    fn put(&mut self, param: &Param, value: Value) -> Result<()> {
+        self.placed.insert(param.name().to_owned());
+        match (&mut self.dispatch, value) {
+            (Some(dispatch), Value::Numbers(values)) => {
+                dispatch.place(param, big_model::Value::Here(values.f_reshape(param.shape())?))
+            }
+            (Some(dispatch), Value::Codes(quantized)) => {
+                let (parts, num_large) = quantized.parts();
+                dispatch.place_new_parts(param, &parts, num_large)?;
+                self.values.push((param.clone(), Value::Codes(quantized)));
+                Ok(())
+            }
+            (None, value) => {
+                self.values.push((param.clone(), value));
+                Ok(())
+            }
+        }
     }
-    // One after the other is drawn and becomes codes.
-    targets.store.initialise_each(|param, full| take(param, &full))?;
-    targets.put_in(values)?;
+
+    /// Gives what has no value yet the one that it has, or that it begins with. One after the other is drawn and becomes codes.
+    fn put_rest(&mut self, targets: &Targets<'_>) -> Result<()> {
+        for param in targets.store.parameters_and_buffers() {
+            if !param.is_deferred() && !self.placed.contains(param.name()) {
+                self.put(&param, targets.take(&param, &param.full_tensor()?)?)?;
+            }
+        }
+        let has_deferred = |param: &Param| param.is_deferred() && !self.placed.contains(param.name());
+        if !targets.store.parameters_and_buffers().iter().any(has_deferred) {
+            return Ok(());
+        }
+        targets.store.initialise_each(|param, full| match self.placed.contains(param.name()) {
+            true => Ok(()),
+            false => self.put(param, targets.take(param, &full)?),
+        })
+    }
+
+    fn finish(self, targets: &Targets<'_>) -> Result<()> {
+        if let Some(dispatch) = self.dispatch {
+            dispatch.finish()?;
+        }
+        targets.put_in(self.values)
+    }
+}
+
+fn quantize_in_place(targets: &Targets<'_>, mut values: Values<'_>) -> Result<LoadReport> {
+    values.put_rest(targets)?;
+    values.finish(targets)?;
     Ok(LoadReport { missing_keys: Vec::new(), unexpected_keys: Vec::new() })
 }
 
-fn load(targets: &Targets<'_>, mut source: WeightSource, strict: bool) -> Result<LoadReport> {
+fn load(targets: &Targets<'_>, mut source: WeightSource, strict: bool, mut values: Values<'_>) -> Result<LoadReport> {
     let positions: HashMap<String, usize> =
         source.tensors().iter().enumerate().map(|(position, (name, _))| (name.clone(), position)).collect();
     let stored = how_stored(targets, &source, &positions)?;
@@ -229,15 +373,17 @@ fn load(targets: &Targets<'_>, mut source: WeightSource, strict: bool) -> Result
     }
     // Tensors are listed file by file in the order of their data, which a disk reads fastest.
     pairs.sort_by_key(|(place, _)| *place);
-    let mut values = Vec::with_capacity(pairs.len());
     for (place, param) in pairs {
         let value = match stored.get(&found[place].0) {
             Some(kind) => Value::Codes(read_codes(targets, &mut source, &positions, &param, *kind)?),
             None => targets.take(&param, &source.read(origins[place])?)?,
         };
-        values.push((param, value));
+        values.put(&param, value)?;
     }
-    targets.put_in(values)?;
+    if values.dispatch.is_some() {
+        values.put_rest(targets)?;
+    }
+    values.finish(targets)?;
     messages::debug!("read {} bytes of weights from {}", source.num_bytes_read(), source.path().display());
     Ok(LoadReport { missing_keys: mismatch.missing, unexpected_keys: mismatch.unexpected })
 }
@@ -282,7 +428,7 @@ fn read_codes(
     param: &Param,
     stored: StoredWeight,
 ) -> Result<Quantized> {
-    let (name, device) = (param.name(), targets.store.device());
+    let (name, device) = (param.name(), targets.device);
     let layer = targets.layers.get(name).and_then(|layers| layers.first());
     let shape = layer.map_or_else(|| param.shape(), |layer| layer.sizes().to_vec());
     let mut read = |part: &str| -> Result<Tensor> {

@@ -43,3 +43,35 @@ pub enum Quantization {
         has_fp16_weight: bool,
     },
 }
+
+impl Quantization {
+    /// The bytes that a weight of this shape takes as codes, scales and their tables.
+    ///
+    /// ```
+    /// use accelerate_core::quantization::Quantization;
+    /// let int8 = Quantization::EightBit { threshold: 6.0, has_fp16_weight: false };
+    /// assert_eq!(int8.num_bytes(&[4, 100]), 4 * 100 + 4 * 4);
+    /// ```
+    pub fn num_bytes(&self, shape: &[i64]) -> u64 {
+        const FLOAT_BYTES: u64 = 4;
+        let numel = shape.iter().fold(1, |product: u64, &size| product.saturating_mul(size.max(0).unsigned_abs()));
+        match *self {
+            Self::FourBit { double_quant, block_size, .. } => {
+                let num_blocks = numel.div_ceil(block_size.max(1) as u64);
+                let table = 16 * FLOAT_BYTES;
+                let scales = match double_quant {
+                    true => {
+                        let nested = num_blocks.div_ceil(NESTED_BLOCK_SIZE as u64) * FLOAT_BYTES;
+                        num_blocks + nested + 256 * FLOAT_BYTES
+                    }
+                    false => num_blocks * FLOAT_BYTES,
+                };
+                numel.div_ceil(2) + scales + table
+            }
+            Self::EightBit { .. } => {
+                let rows = shape.first().map_or(1, |&rows| rows.max(0).unsigned_abs());
+                numel.saturating_add(rows.saturating_mul(FLOAT_BYTES))
+            }
+        }
+    }
+}

@@ -1,8 +1,8 @@
 //! Models of today over `accelerate`: BERT, GPT-2, Llama (and with it Mistral and Qwen2), ViT and ResNet.
 //!
 //! Each is plain code over [`accelerate::nn`], with the sizes of Hugging Face's `config.json` and the parameter names of
-//! Transformers, so that weight files are exchanged with it by name. [`PretrainedModel::from_pretrained`] reads a folder;
-//! [`Generation`] continues texts token by token.
+//! Transformers, so that weight files are exchanged with it by name. [`PretrainedModel::from_pretrained`] reads a folder,
+//! or a model of the Hub; [`Generation`] continues texts token by token.
 //!
 //! ```
 //! use accelerate::nn::ParamStore;
@@ -28,6 +28,7 @@ mod documentation;
 pub mod files;
 mod generation;
 pub mod gpt2;
+pub mod hub;
 mod image_classification;
 mod key_value_cache;
 pub mod llama;

@@ -2,10 +2,15 @@
 
 use crate::config::{CONFIG_FILE, ConfigError, MOST_BYTES, PretrainedConfig, WrongValue};
 use crate::files;
-use accelerate::checkpoint::{self, check_saved_files, checkpoint_shapes, load_checkpoint_in_model};
+use crate::hub::model_folder;
+use accelerate::big_model::{DispatchOptions, MaxMemory};
+use accelerate::checkpoint::{
+    self, DeviceMapChoice, LoadAndDispatchOptions, check_saved_files, checkpoint_shapes, load_checkpoint_and_dispatch,
+    load_checkpoint_in_model,
+};
 use accelerate::nn::{LoadReport, Module, ParamStore, init};
 use accelerate::tch::{Device, Kind, Tensor};
-use accelerate::{BnbQuantizationConfig, Error, Result, load_and_quantize_model, nn};
+use accelerate::{BnbQuantizationConfig, Error, Result, load_and_quantize_model, load_quantize_and_dispatch, nn};
 use serde::Deserialize;
 use std::collections::HashSet;
 use std::path::Path;
@@ -32,11 +37,34 @@ pub struct LoadOptions {
     /// [`load_and_quantize_model`] does: of files with numbers, or with codes. Weights become codes
     /// one by one, so this takes the memory of the quantised model and of one tensor. Default: none.
     pub quantization_config: Option<BnbQuantizationConfig>,
+    /// Has a model that does not fit into one memory be kept on several devices and a disk: a map, or the way to find one
+    /// (`DeviceMapStrategy::Auto.into()`). Each tensor goes there as soon as it has been read.
+    /// [`dispatch_model`](accelerate::big_model::dispatch_model) says how such a model is computed; `device` does not count then. Default:
+    /// none.
+    pub device_map: Option<DeviceMapChoice>,
+    /// Bytes that each device may keep, for a map that is to be found. Default: what the machine has free now.
+    pub max_memory: Option<MaxMemory>,
+    /// Modules that such a map keeps on one device, as patterns of paths.
+    pub no_split_module_classes: Vec<String>,
+    /// The folder of what the map has on the disk (`offload_folder` of Transformers), and the like.
+    pub dispatch: DispatchOptions,
+    /// Branch, tag or commit of a model of the Hugging Face Hub. Default: `main`.
+    pub revision: Option<String>,
 }
 
 impl Default for LoadOptions {
     fn default() -> Self {
-        Self { dtype: None, device: Device::Cpu, strict: true, quantization_config: None }
+        Self {
+            dtype: None,
+            device: Device::Cpu,
+            strict: true,
+            quantization_config: None,
+            device_map: None,
+            max_memory: None,
+            no_split_module_classes: Vec::new(),
+            dispatch: DispatchOptions::default(),
+            revision: None,
+        }
     }
 }
 
@@ -69,7 +97,8 @@ pub trait PretrainedModel: Module + Sized {
         false
     }
 
-    /// Builds the model that `folder` describes, and loads its weights: `config.json`, and `model.safetensors` or any other form
+    /// Builds the model that a folder describes, or a model of the Hugging Face Hub by its name
+    /// ([`model_folder`](crate::hub::model_folder)), and loads its weights: `config.json`, and `model.safetensors` or any other form
     /// that [`load_checkpoint_in_model`] reads. The report tells which parameters are new because the files have no head
     /// (`missing_keys`), and what of the files was left over (`unexpected_keys`). The model is in training mode, as a new one.
     /// Not collective: each process reads for itself.
@@ -97,10 +126,11 @@ pub trait PretrainedModel: Module + Sized {
     /// ```
     ///
     /// # Errors
-    /// A [`ConfigError`] for `config.json`; [`is_weights`](Error::is_weights) for weights that are absent, damaged, or do not fit;
-    /// [`is_config`](Error::is_config) for a `quantization_config` that contradicts itself or means no layer.
-    fn from_pretrained(folder: impl AsRef<Path>, options: &LoadOptions) -> Result<(Self, LoadReport)> {
-        let folder = folder.as_ref();
+    /// A [`HubError`](crate::hub::HubError) where there is no such folder; a [`ConfigError`] for `config.json`; [`is_weights`](Error::is_weights) for weights that are absent, damaged, or do not fit;
+    /// [`is_config`](Error::is_config) for a `quantization_config` that contradicts itself or means no layer;
+    /// [`is_big_model`](Error::is_big_model) for a map that cannot be carried out.
+    fn from_pretrained(model: impl AsRef<Path>, options: &LoadOptions) -> Result<(Self, LoadReport)> {
+        let folder = &model_folder(model, options.revision.as_deref()).map_err(Error::other)?;
         check_saved_files(folder)?;
         let config = Self::Config::from_folder(folder).map_err(Error::other)?;
         let kind = match options.dtype {
@@ -117,12 +147,13 @@ pub trait PretrainedModel: Module + Sized {
             true => Ok(()),
             false => new_values(name, tensor, std),
         });
-        let quantization = options.quantization_config.as_ref();
-        if quantization.is_none() {
+        if options.quantization_config.is_none() {
             found.check_shapes(&store)?;
-            store.materialize()?;
+            if options.device_map.is_none() {
+                store.materialize()?;
+            }
         }
-        let report = found.load::<Self>(&store, folder, options.strict, quantization)?;
+        let report = found.load::<Self>(&store, folder, options)?;
         // What the files do not have: a new head.
         store.materialize()?;
         Ok((model, report))
@@ -136,7 +167,7 @@ pub trait PretrainedModel: Module + Sized {
 /// Those of [`PretrainedModel::from_pretrained`] for weights. Names and shapes are compared with the model before any tensor is
 /// read.
 pub fn load_weights<M: PretrainedModel>(store: &ParamStore, folder: &Path, strict: bool) -> Result<LoadReport> {
-    Found::of::<M>(folder)?.load::<M>(store, folder, strict, None)
+    Found::of::<M>(folder)?.load::<M>(store, folder, &LoadOptions { strict, ..Default::default() })
 }
 
 /// The names of tensors in `names`, a file's, as functions of these names: what they are called in the model.
@@ -182,13 +213,8 @@ impl Found {
         }
     }
 
-    fn load<M: PretrainedModel>(
-        self,
-        store: &ParamStore,
-        folder: &Path,
-        strict: bool,
-        quantization: Option<&BnbQuantizationConfig>,
-    ) -> Result<LoadReport> {
+    fn load<M: PretrainedModel>(self, store: &ParamStore, folder: &Path, options: &LoadOptions) -> Result<LoadReport> {
+        let quantization = options.quantization_config.as_ref();
         let aliases = store.aliases();
         let has = |name: &str| {
             self.names.contains(name)
@@ -206,11 +232,24 @@ impl Found {
         let is_known =
             |name: &String| aliases.contains_key(name) || own.contains(name) || is_part(name) || M::is_of_no_use(name);
         let has_strangers = !self.names.iter().all(is_known);
-        let strict = strict && (has_strangers || !is_complete);
-        let options = checkpoint::LoadOptions { strict, ..Default::default() }.key_map(self.map);
-        let mut report = match quantization {
-            Some(config) => load_and_quantize_model(store, config, Some(folder), &options)?,
-            None => load_checkpoint_in_model(store, folder, &options)?,
+        let strict = options.strict && (has_strangers || !is_complete);
+        let dispatch = options.dispatch.clone();
+        let load = checkpoint::LoadOptions { strict, dispatch, ..Default::default() }.key_map(self.map);
+        let mut report = match (quantization, &options.device_map) {
+            (Some(config), None) => load_and_quantize_model(store, config, Some(folder), &load)?,
+            (None, None) => load_checkpoint_in_model(store, folder, &load)?,
+            (quantization, Some(device_map)) => {
+                let options = LoadAndDispatchOptions {
+                    device_map: device_map.clone(),
+                    max_memory: options.max_memory.clone(),
+                    no_split_module_classes: options.no_split_module_classes.clone(),
+                    load,
+                };
+                match quantization {
+                    Some(config) => load_quantize_and_dispatch(store, config, folder, &options)?.report,
+                    None => load_checkpoint_and_dispatch(store, folder, &options)?.report,
+                }
+            }
         };
         report.unexpected_keys.retain(|name| !M::is_of_no_use(name));
         Ok(report)

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use accelerate::BnbQuantizationConfig;
+use accelerate::big_model::{DeviceMap, DeviceMapStrategy, DispatchOptions, MapDevice, MaxMemory};
 use accelerate::checkpoint::save_model_weights;
 use accelerate::lora::{LoraConfig, get_peft_model};
 use accelerate::nn::{Module, ParamStore};
@@ -88,6 +89,40 @@ fn weights_become_codes_while_they_are_loaded() {
         assert!(report.missing_keys.is_empty() && report.unexpected_keys.is_empty(), "{report:?}");
         assert_eq!(tensors(again.params()), tensors(loaded.params()), "{quantization:?}");
     }
+}
+
+#[test]
+fn a_map_says_where_numbers_and_codes_are_kept() {
+    let config = LlamaConfig { hidden_size: 64, intermediate_size: 96, ..llama() }.with_heads(4, 2);
+    let (folder, model) = saved::<LlamaForCausalLM>(&config);
+    save_model_weights(model.params(), folder.path(), &Default::default()).unwrap();
+    let four_bit = BnbQuantizationConfig { load_in_4bit: Some(true), ..Default::default() };
+    for (quantization_config, bytes) in [(None, "100KB"), (Some(four_bit), "40KB")] {
+        let offload = TempDir::new().unwrap();
+        let options = LoadOptions { quantization_config, ..Default::default() };
+        let (wanted, _) = LlamaForCausalLM::from_pretrained(folder.path(), &options).unwrap();
+        let options = LoadOptions {
+            device_map: Some(DeviceMapStrategy::Auto.into()),
+            max_memory: Some(MaxMemory::from_texts([("cpu", bytes)]).unwrap()),
+            no_split_module_classes: vec!["model.layers.*".to_owned()],
+            dispatch: DispatchOptions { offload_dir: Some(offload.path().to_owned()), ..Default::default() },
+            ..options
+        };
+        let (loaded, report) = LlamaForCausalLM::from_pretrained(folder.path(), &options).unwrap();
+        assert!(report.missing_keys.is_empty() && report.unexpected_keys.is_empty(), "{report:?}");
+        assert!(offload.path().join("index.json").exists());
+        let ids = Tensor::from_slice2(&[[2i64, 7, 3, 1]]);
+        let logits = |model: &LlamaForCausalLM| {
+            model.params().eval();
+            let input = CausalLMInput { input_ids: ids.shallow_clone(), attention_mask: None, labels: None };
+            model.forward(&input).unwrap().logits
+        };
+        assert_eq!(logits(&loaded), logits(&wanted));
+    }
+    // Without a folder for the disk, nothing is loaded.
+    let options = LoadOptions { device_map: Some(DeviceMap::all_on(MapDevice::Disk).into()), ..Default::default() };
+    let error = LlamaForCausalLM::from_pretrained(folder.path(), &options).map(|_| ()).unwrap_err();
+    assert!(error.is_big_model(), "{error}");
 }
 
 #[test]

@@ -44,8 +44,9 @@ pub struct Arguments {
     #[arg(long, value_name = "TOKENS", default_value_t = 128, value_parser = at_least_two, help_heading = "Data")]
     pub block_size: usize,
 
-    /// A trained model to go on from: a folder with config.json, model.safetensors and, unless its tokens are bytes, tokenizer.json
-    #[arg(long, value_name = "FOLDER", help_heading = "Model")]
+    /// A trained model to go on from: a folder with config.json, model.safetensors and, unless its tokens are bytes, tokenizer.json, or
+    /// a name on the Hugging Face Hub (what its cache lacks is downloaded with the cargo feature `hub`)
+    #[arg(long, value_name = "FOLDER_OR_NAME", help_heading = "Model")]
     pub model_name_or_path: Option<PathBuf>,
 
     /// Which model to begin from scratch

@@ -13,6 +13,7 @@ use accelerate::{
     MixedPrecision, PreparedModel, QuantType, SaveModelOptions, ShardingStrategy, main_println, set_seed,
 };
 use accelerate_models::gpt2::{GPT2Config, GPT2LMHeadModel};
+use accelerate_models::hub::model_folder;
 use accelerate_models::llama::{LlamaConfig, LlamaForCausalLM};
 use accelerate_models::{
     CONFIG_FILE, CausalLM, CausalLMInput, Generation, GenerationConfig, LoadOptions, PretrainedConfig, PretrainedModel,
@@ -31,7 +32,12 @@ fn main() -> Result<()> {
     set_seed(arguments.seed);
     // Found now, and not after hours of training.
     accelerator.check_save_directory(&arguments.output_dir)?;
-    match (&arguments.model_name_or_path, arguments.model) {
+    // On each machine one process fetches what is not there yet.
+    let name = arguments.model_name_or_path.as_ref();
+    let folder = accelerator.local_main_process_first(|| {
+        name.map(|name| model_folder(name, None)).transpose().map_err(accelerate::Error::other)
+    })?;
+    match (&folder, arguments.model) {
         (Some(folder), _) => match model_type(folder)?.as_str() {
             "gpt2" => go_on_from::<GPT2LMHeadModel>(&accelerator, &arguments, folder, |config| config.vocab_size),
             "llama" | "mistral" | "qwen2" => {

@@ -26,8 +26,9 @@ pub struct Arguments {
     #[arg(long, value_name = "N", default_value_t = 500, value_parser = at_least_one, help_heading = "Data")]
     pub num_validation: usize,
 
-    /// A folder that this program has written, to go on from
-    #[arg(long, value_name = "FOLDER", help_heading = "Model")]
+    /// A folder that this program has written, to go on from, or the name of such a model on the Hugging Face Hub (what its cache lacks
+    /// is downloaded with the cargo feature `hub`)
+    #[arg(long, value_name = "FOLDER_OR_NAME", help_heading = "Model")]
     pub model_name_or_path: Option<PathBuf>,
 
     /// Folder for the trained model; made if it is not there

@@ -11,6 +11,7 @@ use accelerate::{
     Accelerator, DataLoaderConfiguration, Error, MixedPrecision, PreparedModel, SaveModelOptions, main_println,
     set_seed,
 };
+use accelerate_models::hub::model_folder;
 use accelerate_models::resnet::{ResNetConfig, ResNetForImageClassification};
 use accelerate_models::{CONFIG_FILE, ImageClassificationInput, LoadOptions, PretrainedConfig, PretrainedModel};
 use anyhow::{Result, ensure};
@@ -95,12 +96,15 @@ fn accelerator(arguments: &Arguments) -> accelerate::Result<Accelerator> {
 
 /// From a folder, or a new one of a size that suits the images.
 fn model(accelerator: &Accelerator, arguments: &Arguments) -> Result<(ResNetConfig, ResNetForImageClassification)> {
-    if let Some(folder) = &arguments.model_name_or_path {
-        let config = ResNetConfig::from_folder(folder)?;
+    if let Some(name) = &arguments.model_name_or_path {
+        // On each machine one process fetches what is not there yet.
+        let folder =
+            accelerator.local_main_process_first(|| model_folder(name, None).map_err(accelerate::Error::other))?;
+        let config = ResNetConfig::from_folder(&folder)?;
         let (found, wanted) = (config.num_labels(), SHAPES.len());
         ensure!(found == wanted, "the model in {} has {found} classes; there are {wanted} shapes", folder.display());
         let options = LoadOptions { dtype: Some(tch::Kind::Float), device: accelerator.device(), ..Default::default() };
-        let (model, _) = ResNetForImageClassification::from_pretrained(folder, &options)?;
+        let (model, _) = ResNetForImageClassification::from_pretrained(&folder, &options)?;
         return Ok((config, model));
     }
     let config = ResNetConfig {

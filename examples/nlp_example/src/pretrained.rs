@@ -1,27 +1,22 @@
 //! The starting point: a trained model from a folder or the Hub, or a new one of a size that suits the data.
 
 use crate::arguments::Arguments;
-use crate::hub;
 use crate::readers::Table;
 use crate::tokenize::TextTokenizer;
 use accelerate_models::PretrainedConfig;
 use accelerate_models::bert::{self, BertConfig};
+use accelerate_models::hub::{HubError, model_folder};
 use std::path::{Path, PathBuf};
 
 /// Tokens in a vocabulary that is learned from the training split, at most.
 pub const VOCABULARY_SIZE: usize = 8000;
 
-/// The folder that `--model_name_or_path` means: itself if there is such a folder, else one that the
-/// Hub's files are downloaded to. `None` without the option.
+/// The folder that `--model_name_or_path` means. `None` without the option.
 ///
 /// # Errors
 /// When there is no such folder and the Hub cannot help.
-pub fn folder(arguments: &Arguments) -> Result<Option<PathBuf>, hub::HubError> {
-    let Some(name) = &arguments.model_name_or_path else {
-        return Ok(None);
-    };
-    let local = PathBuf::from(name);
-    if local.is_dir() { Ok(Some(local)) } else { hub::model_folder(name).map(Some) }
+pub fn folder(arguments: &Arguments) -> Result<Option<PathBuf>, HubError> {
+    arguments.model_name_or_path.as_ref().map(|name| model_folder(name, None)).transpose()
 }
 
 /// The sizes of a new model for this vocabulary and these labels.

@@ -19,6 +19,7 @@ mod seed;
 mod should_stop;
 mod state_dict;
 mod state_hooks;
+mod sync_batch_norm;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;

@@ -45,7 +45,7 @@ pub struct DispatchOptions {
 /// `main_device`. Tied parameters go where the map has their first name.
 ///
 /// Memory on `main_device` is that of the modules which the map has there and, at most, that of one layer more; on the CPU
-/// [`resident_bytes`](DispatchOptions::resident_bytes) on top. A backward pass through layers on the disk brings them back one by one,
+/// [`resident_bytes`](DispatchOptions::resident_bytes) on top. Of a quantised weight, codes and scales are kept elsewhere. A backward pass through layers on the disk brings them back one by one,
 /// and the next forward pass lets them go. Weights on the disk are files that are mapped into memory: nobody may
 /// write into them meanwhile. Not collective.
 ///
@@ -77,7 +77,9 @@ pub struct DispatchOptions {
 pub fn dispatch_model(store: &ParamStore, device_map: &DeviceMap, options: &DispatchOptions) -> Result<()> {
     let mut dispatch = Dispatch::new(store, device_map, options)?;
     for param in store.parameters_and_buffers() {
-        if !param.is_deferred() {
+        if param.is_stored_as_several() {
+            dispatch.place_parts(&param, &param.stored_as(), param.piece_sizes().len())?;
+        } else if !param.is_deferred() {
             dispatch.place(&param, Value::Here(param.full_tensor()?))?;
         } else if dispatch.place_of(&param)? == MapDevice::Disk {
             dispatch.place(&param, Value::InFolder)?;
@@ -163,6 +165,17 @@ enum Placed {
     Disk(DatFile),
 }
 
+/// A parameter, or a part of a quantised one, that has a place.
+struct Target {
+    param: Param,
+    /// The layer that uses it.
+    module: String,
+    map_device: MapDevice,
+    /// Layers may write to it in training mode.
+    is_buffer: bool,
+    placed: Placed,
+}
+
 /// A model on its way to its devices. Parameters change when all have a place.
 pub(crate) struct Dispatch<'a> {
     store: &'a ParamStore,
@@ -171,7 +184,7 @@ pub(crate) struct Dispatch<'a> {
     main: MapDevice,
     device: Device,
     folder: Option<OffloadFolder>,
-    placed: Vec<(Param, MapDevice, Placed)>,
+    placed: Vec<Target>,
     has_written: bool,
 }
 
@@ -189,9 +202,7 @@ impl<'a> Dispatch<'a> {
         let main = options.main_device.unwrap_or(first);
         let device = device_of(main)?.ok_or(BigModelError::ComputesOnDisk)?;
         let tensors = store.parameters_and_buffers();
-        let is_bound = |param: &&Param| {
-            param.is_of_prepared_model() || param.shard_group().is_some() || param.is_stored_as_several()
-        };
+        let is_bound = |param: &&Param| param.is_of_prepared_model() || param.shard_group().is_some();
         if let Some(param) = tensors.iter().find(is_bound) {
             return Err(BigModelError::Prepared { parameter: param.name().to_owned() }.into());
         }
@@ -239,10 +250,51 @@ impl<'a> Dispatch<'a> {
         Ok(self.map.device_of(param.name()).unwrap_or(self.main))
     }
 
+    /// Where the model will be computed.
+    pub(crate) fn device(&self) -> Device {
+        self.device
+    }
+
+    /// Will a parameter be kept elsewhere than where the model is computed?
+    pub(crate) fn is_elsewhere(&self, param: &Param) -> Result<bool> {
+        Ok(self.place_of(param)? != self.main)
+    }
+
     /// Takes a value to its device, or its file.
     pub(crate) fn place(&mut self, param: &Param, value: Value) -> Result<()> {
-        let map_device = self.place_of(param)?;
-        let placed = match (device_of(map_device)?, value, self.folder.as_mut()) {
+        let (map_device, module) = (self.place_of(param)?, module_of(param.name()).to_owned());
+        let placed = self.placed(param, map_device, value)?;
+        self.placed.push(Target { param: param.clone(), module, map_device, is_buffer: param.is_buffer(), placed });
+        Ok(())
+    }
+
+    /// Takes what a quantised weight is stored as to where the map has the weight. Its tables are small and always in use, so they stay
+    /// where the model is computed.
+    pub(crate) fn place_parts(&mut self, weight: &Param, parts: &[Param], num_large: usize) -> Result<()> {
+        let (map_device, module) = (self.place_of(weight)?, module_of(weight.name()).to_owned());
+        for (number, part) in parts.iter().enumerate() {
+            let map_device = if number < num_large { map_device } else { self.main };
+            let placed = self.placed(part, map_device, Value::Here(part.full_tensor()?))?;
+            let (param, module) = (part.clone(), module.clone());
+            self.placed.push(Target { param, module, map_device, is_buffer: false, placed });
+        }
+        Ok(())
+    }
+
+    /// The same for parts that no model has yet: those that are in files now take no memory from here on.
+    pub(crate) fn place_new_parts(&mut self, weight: &Param, parts: &[Param], num_large: usize) -> Result<()> {
+        let begin = self.placed.len();
+        self.place_parts(weight, parts, num_large)?;
+        for target in &self.placed[begin..] {
+            if let Placed::Disk(file) = &target.placed {
+                target.param.set_replicated(placeholder(&target.param, file.kind, self.device)?)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn placed(&mut self, param: &Param, map_device: MapDevice, value: Value) -> Result<Placed> {
+        Ok(match (device_of(map_device)?, value, self.folder.as_mut()) {
             (Some(device), Value::Here(tensor), _) => {
                 let is_own = !param.is_deferred() && !param.is_dispatched();
                 let is_unchanged = is_own && tensor.data_ptr() == param.local().data_ptr() && tensor.device() == device;
@@ -273,9 +325,7 @@ impl<'a> Dispatch<'a> {
             (Some(_), Value::InFolder, _) | (None, _, None) => {
                 return Err(BigModelError::WithoutValue { parameter: param.name().to_owned() }.into());
             }
-        };
-        self.placed.push((param.clone(), map_device, placed));
-        Ok(())
+        })
     }
 
     /// Writes the index and changes the parameters.
@@ -288,49 +338,48 @@ impl<'a> Dispatch<'a> {
         let room = if self.device == Device::Cpu { self.options.resident_bytes } else { 0 };
         let window = Arc::new(Window::new(files.blocks, room));
         // What can fail has come before the first change.
-        for (param, map_device, change) in changes {
+        for (target, change) in changes {
             let kept = match change {
                 Change::Replicate(tensor) => {
-                    param.set_replicated(tensor)?;
+                    target.param.set_replicated(tensor)?;
                     continue;
                 }
                 Change::Memory(tensor) => Kept::Memory(tensor),
                 Change::Disk { place, placeholder } => Kept::Disk { window: Arc::clone(&window), place, placeholder },
             };
-            let storage = self.elsewhere(&param, map_device, kept);
-            drop(param.replace_storage(Box::new(storage)));
+            let storage = self.elsewhere(&target, kept);
+            drop(target.param.replace_storage(Box::new(storage)));
         }
         self.store.set_device(self.device);
         Ok(())
     }
 
-    fn changes(&self, placed: Vec<(Param, MapDevice, Placed)>) -> Result<(Vec<Changed>, Files)> {
+    fn changes(&self, placed: Vec<Target>) -> Result<(Vec<(Target, Change)>, Files)> {
         let mut files = Files::default();
         let mut changes = Vec::with_capacity(placed.len());
-        for (param, map_device, placed) in placed {
-            let change = match placed {
+        for mut target in placed {
+            let change = match std::mem::replace(&mut target.placed, Placed::Main(None)) {
                 Placed::Main(None) => continue,
                 Placed::Main(Some(tensor)) => Change::Replicate(tensor),
                 Placed::Memory(tensor) => Change::Memory(tensor),
                 Placed::Disk(file) => {
-                    let placeholder = placeholder(&param, file.kind, self.device)?;
-                    Change::Disk { place: files.add(module_of(param.name()), file), placeholder }
+                    let placeholder = placeholder(&target.param, file.kind, self.device)?;
+                    Change::Disk { place: files.add(&target.module, file), placeholder }
                 }
             };
-            changes.push((param, map_device, change));
+            changes.push((target, change));
         }
         Ok((changes, files))
     }
 
-    fn elsewhere(&self, param: &Param, map_device: MapDevice, kept: Kept) -> Elsewhere {
-        let training = param.is_buffer().then(|| self.store.training_flag());
-        Elsewhere { name: param.name().to_owned(), kept, map_device, device: self.device, training }
+    fn elsewhere(&self, target: &Target, kept: Kept) -> Elsewhere {
+        let training = target.is_buffer.then(|| self.store.training_flag());
+        let (name, map_device) = (target.param.name().to_owned(), target.map_device);
+        Elsewhere { name, kept, map_device, device: self.device, training }
     }
 }
 
-/// A parameter, where the map has it, and what becomes of it.
-type Changed = (Param, MapDevice, Change);
-
+/// What becomes of a parameter.
 enum Change {
     Replicate(Tensor),
     Memory(Tensor),

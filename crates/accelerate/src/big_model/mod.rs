@@ -29,3 +29,4 @@ pub use hook::{UserCpuOffloadHook, cpu_offload_with_hook};
 pub use machine::machine_memory;
 pub(crate) use machine::map_device;
 pub use tree::module_tree;
+pub(crate) use tree::{Taken, module_tree_of, taken};

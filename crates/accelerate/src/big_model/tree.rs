@@ -3,8 +3,9 @@
 use super::dtype::element_type;
 use crate::error::Result;
 use crate::nn::{Param, ParamStore};
-use accelerate_core::device_map::{MapTensor, ModuleTree};
+use accelerate_core::device_map::{ElementType, MapTensor, ModuleTree};
 use std::collections::HashMap;
+use tch::Kind;
 
 /// The tree of modules of a model, as [`infer_auto_device_map`](super::infer_auto_device_map) takes it. Nothing is read of the values, so
 /// the model may be without memory ([`ParamStore::init_empty_weights`]).
@@ -26,6 +27,15 @@ use std::collections::HashMap;
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 pub fn module_tree(store: &ParamStore) -> Result<ModuleTree> {
+    module_tree_of(store, taken)
+}
+
+/// The same, as parameters will be.
+pub(crate) fn module_tree_of(store: &ParamStore, taken: impl Fn(&Param) -> Result<Taken>) -> Result<ModuleTree> {
+    let tensor = |name: &str, param: &Param| -> Result<MapTensor> {
+        let (num_elements, dtype) = taken(param)?;
+        Ok(MapTensor { name: name.to_owned(), num_elements, dtype, is_buffer: param.is_buffer(), tied_to: None })
+    };
     let mut tensors = Vec::new();
     let mut aliases = aliases_by_layer(store);
     for param in store.parameters_and_buffers() {
@@ -59,7 +69,15 @@ fn aliases_by_layer(store: &ParamStore) -> HashMap<String, Vec<(String, Param)>>
     aliases
 }
 
-fn tensor(name: &str, param: &Param) -> Result<MapTensor> {
-    let (num_elements, dtype, tied_to) = (param.numel() as u64, element_type(param.kind())?, None);
-    Ok(MapTensor { name: name.to_owned(), num_elements, dtype, is_buffer: param.is_buffer(), tied_to })
+/// What a parameter takes: as many elements of such a type.
+pub(crate) type Taken = (u64, ElementType);
+
+/// What it takes now.
+pub(crate) fn taken(param: &Param) -> Result<Taken> {
+    if !param.is_stored_as_several() {
+        return Ok((param.numel() as u64, element_type(param.kind())?));
+    }
+    // Types differ between the parts.
+    let bytes = |part: &Param| (part.numel() * part.kind().elt_size_in_bytes()) as u64;
+    Ok((param.stored_as().iter().map(bytes).sum(), element_type(Kind::Uint8)?))
 }

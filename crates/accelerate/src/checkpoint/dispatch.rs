@@ -2,8 +2,8 @@
 
 use super::load::{LoadOptions, load_checkpoint_in_model};
 use crate::big_model::{
-    DeviceMap, DeviceMapStrategy, DeviceMapTable, DispatchOptions, InferOptions, MapDevice, MaxMemory, SizeOptions,
-    element_type, machine_memory, module_tree,
+    DeviceMap, DeviceMapStrategy, DeviceMapTable, DispatchOptions, InferOptions, MapDevice, MaxMemory, ModuleTree,
+    SizeOptions, element_type, machine_memory, module_tree,
 };
 use crate::error::Result;
 use crate::messages;
@@ -122,34 +122,52 @@ pub fn load_checkpoint_and_dispatch(
     checkpoint: impl AsRef<Path>,
     options: &LoadAndDispatchOptions,
 ) -> Result<LoadedAndDispatched> {
-    let tree = module_tree(store)?;
-    let sizes = SizeOptions { dtype: options.load.dtype.map(element_type).transpose()?, ..Default::default() };
-    let infer = InferOptions {
-        no_split_module_classes: options.no_split_module_classes.clone(),
-        sizes: sizes.clone(),
-        offload_buffers: options.load.dispatch.offload_buffers,
-        ..Default::default()
-    };
-    let asked = options.max_memory.as_ref();
-    let (device_map, budgets) = match &options.device_map {
-        DeviceMapChoice::Map(map) => (map.clone(), asked.cloned().unwrap_or_default()),
-        DeviceMapChoice::Strategy(strategy) => {
-            let (inferred, budgets) = strategy.device_map(&tree, asked, &machine_memory(), &infer);
-            if let Some(bytes) = inferred.buffers_without_room {
-                messages::warning!(
-                    "buffers of modules that are offloaded take {bytes} bytes, and no accelerator has room for them; set \
+    let planned = PlannedDispatch::of(&module_tree(store)?, options)?;
+    let report = load_checkpoint_in_model(store, checkpoint, &planned.load)?;
+    Ok(planned.done(report))
+}
+
+/// Where each module is to go, and how files are loaded then.
+pub(crate) struct PlannedDispatch {
+    device_map: DeviceMap,
+    table: DeviceMapTable,
+    pub(crate) load: LoadOptions,
+}
+
+impl PlannedDispatch {
+    /// Takes the map that there is, or finds one for these sizes.
+    pub(crate) fn of(tree: &ModuleTree, options: &LoadAndDispatchOptions) -> Result<Self> {
+        let sizes = SizeOptions { dtype: options.load.dtype.map(element_type).transpose()?, ..Default::default() };
+        let infer = InferOptions {
+            no_split_module_classes: options.no_split_module_classes.clone(),
+            sizes: sizes.clone(),
+            offload_buffers: options.load.dispatch.offload_buffers,
+            ..Default::default()
+        };
+        let asked = options.max_memory.as_ref();
+        let (device_map, budgets) = match &options.device_map {
+            DeviceMapChoice::Map(map) => (map.clone(), asked.cloned().unwrap_or_default()),
+            DeviceMapChoice::Strategy(strategy) => {
+                let (inferred, budgets) = strategy.device_map(tree, asked, &machine_memory(), &infer);
+                if let Some(bytes) = inferred.buffers_without_room {
+                    messages::warning!(
+                        "buffers of modules that are offloaded take {bytes} bytes, and no accelerator has room for them; set \
                      offload_buffers"
-                );
+                    );
+                }
+                (inferred.device_map, budgets)
             }
-            (inferred.device_map, budgets)
-        }
-    };
-    let table = device_map.table(&tree, &sizes, &budgets);
-    let mut load = options.load.clone();
-    load.dispatch = DispatchOptions { resident_bytes: room_for_layers(&load.dispatch, &table), ..load.dispatch };
-    load.device_map = Some(device_map.clone());
-    let report = load_checkpoint_in_model(store, checkpoint, &load)?;
-    Ok(LoadedAndDispatched { device_map, table, report })
+        };
+        let table = device_map.table(tree, &sizes, &budgets);
+        let mut load = options.load.clone();
+        load.dispatch = DispatchOptions { resident_bytes: room_for_layers(&load.dispatch, &table), ..load.dispatch };
+        load.device_map = Some(device_map.clone());
+        Ok(Self { device_map, table, load })
+    }
+
+    pub(crate) fn done(self, report: LoadReport) -> LoadedAndDispatched {
+        LoadedAndDispatched { device_map: self.device_map, table: self.table, report }
+    }
 }
 
 /// What of the CPU's budget the map leaves.

@@ -2,7 +2,7 @@
 
 use super::source::Source;
 use crate::big_model::{DeviceMap, Dispatch, DispatchOptions, Value, map_device};
-use crate::error::{Result, WeightsError};
+use crate::error::{NnError, Result, WeightsError};
 use crate::messages;
 use crate::nn::{LoadReport, Param, ParamStore, is_floating, match_names};
 use accelerate_core::weight_files::shown;
@@ -185,6 +185,9 @@ fn load_placed(
         Some(map) => map.clone(),
         None => DeviceMap::all_on(map_device(store.device())?),
     };
+    if let Some(param) = store.parameters().iter().find(|param| param.is_stored_as_several()) {
+        return Err(NnError::AlreadyQuantized { parameter: param.name().to_owned() }.into());
+    }
     let mut dispatch = Dispatch::new(store, &map, &options.dispatch)?;
     let cast = |tensor: Tensor, param: &Param| {
         let kind = options.dtype.filter(|_| is_floating(param.kind())).unwrap_or_else(|| param.kind());

@@ -59,6 +59,7 @@ mod torch_files;
 mod weight_source;
 mod writer;
 
+pub(crate) use dispatch::PlannedDispatch;
 pub use dispatch::{DeviceMapChoice, LoadAndDispatchOptions, LoadedAndDispatched, load_checkpoint_and_dispatch};
 pub use folder::{check_save_directory, check_saved_files, read_saved_file, verify_saved_files};
 pub use load::{LoadOptions, checkpoint_shapes, load_checkpoint_in_model, modern_layer_norm_names};

@@ -2,8 +2,10 @@
 
 use super::functional::BatchStatistics;
 use super::layer::{forward_error, impl_layer};
+use super::sync_batch_norm::{SyncGroup, sync_batch_norm};
 use super::{AnyLayer, Init, Param, Path, TrainingFlag, functional};
 use crate::error::{NnError, Result};
+use crate::group::Group;
 use std::borrow::Borrow;
 use tch::{Device, Kind, Tensor};
 use torch_ext::scalar;
@@ -50,6 +52,7 @@ pub struct BatchNorm<const N: usize> {
     pub config: BatchNormConfig,
     /// The store's mode.
     pub training: TrainingFlag,
+    sync_group: SyncGroup,
 }
 
 /// `torch.nn.BatchNorm1d`: `[batch, num_features]` or `[batch, num_features, length]`.
@@ -105,9 +108,7 @@ impl<const N: usize> BatchNorm<N> {
             }
             false => None,
         };
-        let params = [&weight, &bias, &running_mean, &running_var, &num_batches_tracked];
-        path.register_layer(AnyLayer::other(Self::NAME, params));
-        Ok(Self {
+        let layer = Self {
             weight,
             bias,
             running_mean,
@@ -116,13 +117,23 @@ impl<const N: usize> BatchNorm<N> {
             num_features,
             config,
             training: path.training_flag(),
-        })
+            sync_group: SyncGroup::default(),
+        };
+        path.register_layer(AnyLayer::BatchNorm(layer.erased()));
+        Ok(layer)
+    }
+
+    fn erased(&self) -> AnyBatchNorm {
+        let Self { weight, bias, running_mean, running_var, num_batches_tracked, sync_group, .. } = self;
+        let params = [weight, bias, running_mean, running_var, num_batches_tracked].into_iter().flatten();
+        AnyBatchNorm { kind: Self::NAME, params: params.cloned().collect(), sync_group: sync_group.clone() }
     }
 
     /// The input's shape is kept. In training mode, normalises by the batch and updates the running
     /// statistics in place; in evaluation mode, normalises by the running statistics.
     ///
-    /// Each process sees its own batch only, as PyTorch's `BatchNorm` under DDP.
+    /// Each process sees its own batch only, as PyTorch's `BatchNorm` under DDP, unless
+    /// [`Accelerator::convert_sync_batchnorm`](crate::Accelerator::convert_sync_batchnorm) has been told otherwise.
     ///
     /// # Errors
     /// Another number of dims or channels; a single value per channel while training.
@@ -135,15 +146,24 @@ impl<const N: usize> BatchNorm<N> {
         }
         let training = self.training.get();
         let use_batch = training || self.running_mean.is_none();
-        if use_batch && self.num_features > 0 && input.numel() as i64 == self.num_features {
-            let (layer, name) = (Self::NAME, self.name().to_owned());
-            return Err(NnError::OneValuePerChannel { layer, name, found: input.size() }.into());
+        let group = self.sync_group.get().filter(|group| training && group.world_size() > 1);
+        if use_batch && group.is_none() && self.num_features > 0 && input.numel() as i64 == self.num_features {
+            return Err(self.one_value(input));
+        }
+        if group.is_some() && input.size()[1] != self.num_features {
+            let source = tch::TchError::Shape(format!("the input has {} channels", input.size()[1]));
+            return Err(self.error(input, source));
         }
         let momentum = if training { self.count_batch()? } else { 0.0 };
         let running = (self.running_mean.as_ref(), self.running_var.as_ref());
         let statistics = BatchStatistics { running, use_batch, momentum };
         let affine = (self.weight.as_ref(), self.bias.as_ref());
-        functional::batch_norm(input, affine, &statistics, self.config.eps)?.map_err(|source| self.error(input, source))
+        let output = match group {
+            Some(group) => sync_batch_norm(&group, input, affine, &statistics, self.config.eps)?
+                .ok_or_else(|| self.one_value(input))?,
+            None => functional::batch_norm(input, affine, &statistics, self.config.eps)?,
+        };
+        output.map_err(|source| self.error(input, source))
     }
 
     /// Counts one batch; returns the weight it gets in the running statistics.
@@ -164,6 +184,12 @@ impl<const N: usize> BatchNorm<N> {
     }
 
     #[cold]
+    fn one_value(&self, input: &Tensor) -> crate::Error {
+        let (layer, name) = (Self::NAME, self.name().to_owned());
+        NnError::OneValuePerChannel { layer, name, found: input.size() }.into()
+    }
+
+    #[cold]
     fn error(&self, input: &Tensor, source: tch::TchError) -> crate::Error {
         let features = self.num_features;
         let wanted = match N {
@@ -171,6 +197,31 @@ impl<const N: usize> BatchNorm<N> {
             _ => format!("[batch, {features}{}]", ", size".repeat(N)),
         };
         forward_error(Self::NAME, self.name(), wanted, input, source)
+    }
+}
+
+/// A batch normalisation over any number of dims, as [`ParamStore::named_layers`](super::ParamStore::named_layers) finds it.
+#[derive(Clone, Debug)]
+pub struct AnyBatchNorm {
+    kind: &'static str,
+    params: Vec<Param>,
+    sync_group: SyncGroup,
+}
+
+impl AnyBatchNorm {
+    /// PyTorch's name of it: `SyncBatchNorm` once it normalises by the batches of several processes.
+    pub fn kind(&self) -> &'static str {
+        if self.sync_group.get().is_some() { "SyncBatchNorm" } else { self.kind }
+    }
+
+    /// Parameters and buffers.
+    pub fn params(&self) -> &[Param] {
+        &self.params
+    }
+
+    /// From now on the layer normalises by the batches of all these processes together while it trains.
+    pub(crate) fn synchronise(&self, group: &Group) {
+        self.sync_group.set(group.clone());
     }
 }
 

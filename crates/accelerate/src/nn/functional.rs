@@ -222,7 +222,7 @@ pub(super) fn batch_norm(
     Ok(input.f_batch_norm(weight, bias, mean, variance, use_batch, momentum, eps, true))
 }
 
-fn get(param: Option<&Param>) -> Result<Option<Tensor>> {
+pub(super) fn get(param: Option<&Param>) -> Result<Option<Tensor>> {
     param.map(Param::get).transpose()
 }
 

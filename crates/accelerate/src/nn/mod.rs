@@ -73,6 +73,7 @@ mod sharded_output;
 mod sharded_state;
 mod state_dict;
 mod store;
+mod sync_batch_norm;
 mod tied_embedding;
 mod tiled;
 
@@ -82,7 +83,7 @@ pub(crate) use activation_checkpointing::while_recomputing;
 pub use activation_checkpointing::{CheckpointOptions, Checkpointed, checkpoint};
 pub use aot_inductor::AotInductorModule;
 pub use attention::{AttentionMask, InProjection, MultiheadAttention, MultiheadAttentionConfig};
-pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNormConfig};
+pub use batch_norm::{AnyBatchNorm, BatchNorm, BatchNorm1d, BatchNorm2d, BatchNormConfig};
 pub use compiled::FromTensors;
 pub use conv::{Conv, Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvConfig, Padding};
 pub use conv_transpose::{ConvTranspose, ConvTranspose1d, ConvTranspose2d, ConvTransposeConfig};

@@ -1,6 +1,6 @@
 //! The layers of a model by path: how others reach them, whatever struct of the program holds them.
 
-use super::{Conv1D, Embedding, Linear, LinearLayer, Param, ParamStore};
+use super::{AnyBatchNorm, Conv1D, Embedding, Linear, LinearLayer, Param, ParamStore};
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
@@ -27,6 +27,8 @@ pub enum AnyLayer {
     Embedding(Embedding),
     /// A linear layer whose weight is stored transposed.
     Conv1D(Conv1D),
+    /// It may normalise by the batches of several processes.
+    BatchNorm(AnyBatchNorm),
     /// A layer that is always computed in the same way.
     Other {
         /// PyTorch's name of it, such as `LayerNorm`.
@@ -47,6 +49,7 @@ impl AnyLayer {
             Self::Linear(_) => "Linear",
             Self::Embedding(_) => "Embedding",
             Self::Conv1D(_) => "Conv1D",
+            Self::BatchNorm(norm) => norm.kind(),
             Self::Other { kind, .. } => kind,
         }
     }
@@ -56,7 +59,7 @@ impl AnyLayer {
         match self {
             Self::Linear(linear) => Some(LinearLayer::Linear(linear.clone())),
             Self::Conv1D(conv) => Some(LinearLayer::Conv1D(conv.clone())),
-            Self::Embedding(_) | Self::Other { .. } => None,
+            Self::Embedding(_) | Self::BatchNorm(_) | Self::Other { .. } => None,
         }
     }
 
@@ -66,6 +69,7 @@ impl AnyLayer {
             Self::Linear(linear) => std::iter::once(&linear.weight).chain(&linear.bias).cloned().collect(),
             Self::Embedding(embedding) => vec![embedding.weight.clone()],
             Self::Conv1D(conv) => vec![conv.weight.clone(), conv.bias.clone()],
+            Self::BatchNorm(norm) => norm.params().to_vec(),
             Self::Other { params, .. } => params.clone(),
         }
     }

@@ -82,9 +82,9 @@ pub(crate) trait Storage: Send {
     fn is_deferred(&self) -> bool {
         false
     }
-    /// Does a device map say where it is kept?
+    /// Does a device map say where it is kept, or something that it is stored as?
     fn is_dispatched(&self) -> bool {
-        false
+        self.stored_as().is_some_and(|parts| parts.iter().any(Param::is_dispatched))
     }
     /// Who takes the gradient of a matrix that has not been computed, if anyone does.
     fn defer_weight_grad(&self) -> Option<DeferWeightGrad> {
@@ -410,7 +410,10 @@ impl Param {
     /// Is it where a device map says, and not in memory? Then it cannot be written to.
     pub(crate) fn is_kept_on_disk(&self) -> bool {
         let storage = self.storage();
-        storage.is_dispatched() && storage.is_offloaded()
+        match storage.stored_as() {
+            Some(parts) => parts.iter().any(Self::is_kept_on_disk),
+            None => storage.is_dispatched() && storage.is_offloaded(),
+        }
     }
 
     /// From now on every rank holds all of it.

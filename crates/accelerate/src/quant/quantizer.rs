@@ -16,6 +16,13 @@ pub(crate) struct Quantized {
     kernel: Arc<dyn LinearKernel>,
 }
 
+impl Quantized {
+    /// What it is stored as, the large ones first, and how many are large.
+    pub(crate) fn parts(&self) -> (Vec<Param>, usize) {
+        (self.storage.stored_as().unwrap_or_default(), self.storage.piece_sizes().len())
+    }
+}
+
 /// Makes quantised weights for one model.
 pub(crate) struct Quantizer {
     quantization: Quantization,

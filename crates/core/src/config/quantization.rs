@@ -7,9 +7,6 @@ use crate::names::spelled_enum;
 use crate::quantization::{BLOCK_SIZES, Quantization};
 use crate::settings::record::record;
 
-const NO_DEVICE_MAP: &str =
-    "load_and_quantize_model puts a model on one device; what stays in 32 bits is said by keep_in_fp32_modules";
-
 spelled_enum! {
     /// The sixteen numbers that four bits stand for (`bnb_4bit_quant_type`).
     ///
@@ -76,8 +73,8 @@ record! {
         llm_int8_threshold: f64 = 6.0 => setting();
         /// Paths of modules that keep their weights. Without them, the head and layers with tied weights do.
         llm_int8_skip_modules: Vec<String> => setting().keys(&["llm_int8_skip_modules", "skip_modules"]);
-        /// Keep modules that a device map puts on the CPU in 32 bits.
-        llm_int8_enable_fp32_cpu_offload: bool = false => setting().without_effect(NO_DEVICE_MAP);
+        /// Keep the numbers of modules that a device map has elsewhere than where the model is computed, in 32 bits.
+        llm_int8_enable_fp32_cpu_offload: bool = false => setting();
         /// Keep weights in 16 bits, train them, and make codes of 8 bits of them in every forward pass.
         llm_int8_has_fp16_weight: bool = false => setting();
         /// In which type layers with weights of 4 bits compute. Without it, in that of their input.
@@ -140,7 +137,7 @@ impl QuantizationSettings {
     }
 
     /// What is said and changes nothing, in words for the user.
-    pub fn without_use(&self) -> Vec<&'static str> {
+    pub fn without_use(&self, has_device_map: bool) -> Vec<&'static str> {
         let defaults = Self::default();
         let of_8bit = self.load_in_4bit
             && (self.llm_int8_threshold != defaults.llm_int8_threshold || self.llm_int8_has_fp16_weight);
@@ -154,7 +151,7 @@ impl QuantizationSettings {
             (of_8bit, "llm_int8_threshold and llm_int8_has_fp16_weight change nothing for weights of 4 bits"),
             (of_4bit, "settings that begin with bnb_4bit change nothing for weights of 8 bits"),
             (
-                self.llm_int8_enable_fp32_cpu_offload,
+                self.llm_int8_enable_fp32_cpu_offload && !has_device_map,
                 "llm_int8_enable_fp32_cpu_offload changes nothing without a device map",
             ),
         ];

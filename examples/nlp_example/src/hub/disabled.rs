@@ -1,15 +1,6 @@
 //! The feature `hub` is off: every wish is answered with an error that says so.
 
 use super::{DatasetFiles, HubError};
-use std::path::PathBuf;
-
-/// Would fetch a model.
-///
-/// # Errors
-/// Always: names the cargo feature that is off.
-pub fn model_folder(name: &str) -> Result<PathBuf, HubError> {
-    Err(HubError::FeatureDisabled { wanted: name.to_owned() })
-}
 
 /// Would fetch a data set.
 ///

@@ -8,28 +8,6 @@ use std::path::PathBuf;
 /// The branch where the Hub keeps every public data set as Parquet.
 const PARQUET_BRANCH: &str = "refs/convert/parquet";
 
-/// Downloads what a model needs and returns the folder that holds it.
-///
-/// # Errors
-/// When the Hub cannot be reached, or the model lacks its sizes or its weights.
-pub fn model_folder(name: &str) -> Result<PathBuf, HubError> {
-    let fetch = |error: HFError| failed(name, &error);
-    let (owner, model) = split_id(name);
-    let repository = HFClientSync::new().map_err(fetch)?.model(owner, model);
-    let wanted = ["config.json", "tokenizer.json", "vocab.txt", "tokenizer_config.json", "model*.safetensors*"];
-    let folder =
-        repository.snapshot_download().allow_patterns(wanted.map(str::to_owned).to_vec()).send().map_err(fetch)?;
-    let has = |file: &str| folder.join(file).exists();
-    let missing = match (has("config.json"), has("model.safetensors") || has("model.safetensors.index.json")) {
-        (false, _) => "config.json",
-        (_, false) => "model.safetensors",
-        _ => return Ok(folder),
-    };
-    let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten();
-    let found = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
-    Err(HubError::MissingFile { wanted: name.to_owned(), missing, found })
-}
-
 /// Downloads the training and the development split of a data set.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! Files from the Hugging Face Hub: behind the cargo feature `hub`, which is off by default.
+//! Data sets from the Hugging Face Hub: behind the cargo feature `hub`, which is off by default.
 
 #[cfg(not(feature = "hub"))]
 mod disabled;
@@ -6,9 +6,9 @@ mod disabled;
 mod enabled;
 
 #[cfg(not(feature = "hub"))]
-pub use disabled::{dataset_files, model_folder};
+pub use disabled::dataset_files;
 #[cfg(feature = "hub")]
-pub use enabled::{dataset_files, model_folder};
+pub use enabled::dataset_files;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -31,26 +31,16 @@ pub enum HubError {
          `hub`; build it with `cargo build --release -p nlp_example --features hub`, or give files and folders that are on this machine"
     )]
     FeatureDisabled {
-        /// Name of the model or data set.
+        /// Name of the data set.
         wanted: String,
     },
     /// The download failed.
     #[error("cannot fetch {wanted:?} from the Hugging Face Hub: {message}")]
     Fetch {
-        /// Name of the model or data set.
+        /// Name of the data set.
         wanted: String,
         /// What the client said.
         message: String,
-    },
-    /// The repository has no file that is needed.
-    #[error("the model {wanted:?} on the Hugging Face Hub has no {missing}; it has {found:?}")]
-    MissingFile {
-        /// Name of the model.
-        wanted: String,
-        /// What is missing.
-        missing: &'static str,
-        /// Files that are there.
-        found: Vec<String>,
     },
     /// The configuration is unknown, or none was chosen among several.
     #[error(
