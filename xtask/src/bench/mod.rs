@@ -18,6 +18,7 @@ mod record;
 mod step;
 mod tiled_loss;
 mod tp;
+mod train;
 
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
@@ -45,7 +46,7 @@ pub(crate) struct Arguments {
     fail_above: Option<f64>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Subcommand)]
+#[derive(Debug, Clone, PartialEq, Eq, Subcommand)]
 enum What {
     /// Help, a launch by a configuration file, starting two ranks, that up to their first all-reduce, and from the death of one
     /// until both are in their loops again (seconds); size of the command (MiB)
@@ -86,7 +87,9 @@ enum What {
     Optimizer,
     /// Layers with weights of 4 and 8 bits, codes of a weight, and a model from a file (microseconds)
     Quant,
-    /// Everything
+    /// A whole job, from the launch command to the printed accuracy: BERT that learns to classify texts, on two ranks (seconds)
+    Train(train::Settings),
+    /// Everything but `train`, which needs files
     All,
 }
 
@@ -140,6 +143,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.what {
         What::Ddp(settings) => ddp::races(&environment, rounds, settings, &mut races)?,
         What::All => ddp::races(&environment, rounds, &ddp::Settings::default(), &mut races)?,
+        What::Train(settings) => train::races(rounds, settings, &mut races)?,
         _ => {}
     }
     if wants(What::Fsdp) {

@@ -14,7 +14,7 @@ const WEIGHTS: [(&str, [&str; 2]); 2] = [
     ("pytorch_model*.bin*", ["pytorch_model.bin", "pytorch_model.bin.index.json"]),
 ];
 
-pub(super) fn download(name: &str, revision: Option<&str>, _cache: PathBuf) -> Result<PathBuf, HubError> {
+pub(super) fn download(name: &str, revision: Option<&str>, _cache: &Path) -> Result<PathBuf, HubError> {
     let failed = |error: HFError| HubError::Fetch { wanted: name.to_owned(), message: error.to_string() };
     let (owner, model) = split_id(name);
     let repository = HFClientSync::new().map_err(failed)?.model(owner, model);

@@ -84,7 +84,7 @@ pub enum HubError {
 /// of the model of this name. `revision` is a branch, a tag or a commit, by default `main`.
 ///
 /// With the cargo feature `hub`, what the cache lacks is downloaded, unless the variable `HF_HUB_OFFLINE` is `1`; a branch is looked
-/// up anew each time. The variables `HF_TOKEN`, `HF_ENDPOINT`, `HF_HOME` and `HF_HUB_CACHE` mean what they mean to Python.
+/// up anew each time, and where the Hub cannot be reached, what the cache holds is taken. The variables `HF_TOKEN`, `HF_ENDPOINT`, `HF_HOME` and `HF_HUB_CACHE` mean what they mean to Python.
 ///
 /// Not collective: on several processes of one machine, let one fetch first (`accelerator.local_main_process_first`).
 ///
@@ -116,7 +116,11 @@ pub fn model_folder(model: impl AsRef<Path>, revision: Option<&str>) -> Result<P
             return Err(HubError::Offline { wanted: name.to_owned(), cache });
         }
     }
-    download(name, revision, cache)
+    download(name, revision, &cache).or_else(|error| match error {
+        // Where there is no network, Python takes what it has as well.
+        HubError::Fetch { .. } => cached(&cache, name, revision).ok_or(error),
+        other => Err(other),
+    })
 }
 
 /// `name` or `owner/name`, of the characters that the Hub allows.
