@@ -4,6 +4,7 @@
 #include "share.h"
 #include "vector_targets.h"
 
+#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <cmath>
@@ -98,6 +99,31 @@ TE_INLINE void quantize_block(const void *source, int64_t begin, int64_t end, bo
       out[i] = pairs[out[i]];
 }
 
+// Equal parts of [-1, 1] that are narrower than intervals: with the part that a number is in, one comparison finds its interval.
+struct Cells {
+  // The bound in a cell, or infinity.
+  alignas(64) float bounds[32];
+  // How many bounds are in the cells before.
+  alignas(64) uint32_t before[32];
+  alignas(64) uint32_t codes[16];
+  // No cell has two bounds.
+  bool is_usable = true;
+
+  explicit Cells(const FourBitCode &code) {
+    std::fill(bounds, bounds + 32, std::numeric_limits<float>::infinity());
+    std::fill(before, before + 32, 0);
+    std::copy(code.codes, code.codes + 16, codes);
+    for (float bound : code.bounds) {
+      // A product with 16 is exact, so this is how a vector finds the cell of a number, and a larger number has no lower cell.
+      const int cell = std::clamp(int(bound * 16.0f + 16.0f), 0, 31);
+      is_usable &= std::isinf(bounds[cell]) && std::abs(bound) <= 1.0f;
+      bounds[cell] = bound;
+      for (int later = cell + 1; later < 32; ++later)
+        ++before[later];
+    }
+  }
+};
+
 // Calls a function with a constant for what the elements are.
 template <typename F> void with_element(Element element, F &&f) {
   switch (element) {
@@ -139,6 +165,56 @@ TE_INLINE void dequantize_block(const FourBitBlocks &blocks, int64_t begin, int6
 }
 
 #ifdef TE_HAS_KERNEL
+
+template <Element E> TE_AVX512 __m512 sixteen_avx512(const void *data, int64_t i) {
+  if constexpr (E == Element::f32)
+    return _mm512_loadu_ps(static_cast<const float *>(data) + i);
+  const __m256i words =
+      _mm256_loadu_si256(reinterpret_cast<const __m256i *>(static_cast<const uint16_t *>(data) + i));
+  if constexpr (E == Element::bf16)
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(words), 16));
+  else
+    return _mm512_cvtph_ps(words);
+}
+
+// A whole block. Which operations round is what `quantize_block` has, and so are the codes.
+template <Element E>
+TE_AVX512 void quantize_whole_avx512(const void *source, int64_t begin, int64_t size, const FourBitCode &code,
+                                     const Cells &cells, const uint8_t *pairs, uint8_t *packed, float *absmax) {
+  const __m512i is_positive = _mm512_set1_epi32(0x7fffffff);
+  __m512i most = _mm512_setzero_si512();
+  for (int64_t i = 0; i < size; i += 16)
+    most = _mm512_max_epu32(most,
+                            _mm512_and_si512(_mm512_castps_si512(sixteen_avx512<E>(source, begin + i)), is_positive));
+  const uint32_t bits = _mm512_reduce_max_epu32(most);
+  // Infinities and what is not a number.
+  if (bits >= 0x7f800000u)
+    return quantize_block<E>(source, begin, begin + size, true, code, pairs, packed, absmax);
+  *absmax = std::bit_cast<float>(bits);
+  const __m512 factor = _mm512_set1_ps(1.0f / (*absmax < SMALLEST ? SMALLEST : *absmax));
+  const __m512 low_bounds = _mm512_load_ps(cells.bounds), high_bounds = _mm512_load_ps(cells.bounds + 16);
+  const __m512i low_before = _mm512_load_si512(cells.before), high_before = _mm512_load_si512(cells.before + 16);
+  const __m512i codes = _mm512_load_si512(cells.codes);
+  const __m512 sixteen = _mm512_set1_ps(16.0f);
+  const __m512i zero = _mm512_setzero_si512(), last = _mm512_set1_epi32(31), one = _mm512_set1_epi32(1);
+  // The first of two codes goes into the high half of a byte.
+  const __m256i weights = _mm256_set1_epi16(0x0110);
+  const auto codes_of = [&](int64_t i) __attribute__((always_inline, target("avx512f,avx512bw,avx512vl,avx512dq"))) {
+    const __m512 values = _mm512_mul_ps(sixteen_avx512<E>(source, begin + i), factor);
+    const __m512i at = _mm512_cvttps_epi32(_mm512_fmadd_ps(values, sixteen, sixteen));
+    const __m512i cell = _mm512_min_epi32(_mm512_max_epi32(at, zero), last);
+    const __m512i before = _mm512_permutex2var_epi32(low_before, cell, high_before);
+    const __m512 bounds = _mm512_permutex2var_ps(low_bounds, cell, high_bounds);
+    const __mmask16 is_above = _mm512_cmp_ps_mask(values, bounds, _CMP_NLE_UQ);
+    const __m512i interval = _mm512_mask_add_epi32(before, is_above, before, one);
+    return _mm512_cvtepi32_epi8(_mm512_permutexvar_epi32(interval, codes));
+  };
+  for (int64_t i = 0; i < size; i += 32) {
+    const __m256i bytes = _mm256_set_m128i(codes_of(i + 16), codes_of(i));
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(packed + (begin + i) / 2),
+                     _mm256_cvtepi16_epi8(_mm256_maddubs_epi16(bytes, weights)));
+  }
+}
 
 // Sixteen scaled numbers fit into a register, so a byte of codes is two permutations away from its numbers, and no number is
 // multiplied twice.
@@ -239,9 +315,15 @@ void quantize_4bit(const void *source, Element element, int64_t count, int64_t b
     is_sorted &= pairs[i] == i;
   }
   const uint8_t *table = is_sorted ? nullptr : pairs;
+  const Cells cells(code);
   with_element(element, [&](auto constant) {
     constexpr Element E = constant();
-    in_runs((count + block_size - 1) / block_size, block_size, [=, &code](int64_t first, int64_t last) {
+    in_runs((count + block_size - 1) / block_size, block_size, [=, &code, &cells](int64_t first, int64_t last) {
+#ifdef TE_HAS_KERNEL
+      if (cells.is_usable && widest_vectors() >= 2 && processor_has_avx512())
+        for (; first < std::min(last, count / block_size); ++first)
+          quantize_whole_avx512<E>(source, first * block_size, block_size, code, cells, table, packed, absmax + first);
+#endif
       run_vectorised(
           [&](int64_t first, int64_t last) __attribute__((always_inline)) {
             for (int64_t block = first; block < last; ++block) {

@@ -7,6 +7,7 @@ use crate::error::{NnError, Result};
 use std::sync::Arc;
 use tch::{Kind, Reduction, Tensor};
 use torch_ext::scalar;
+use torch_ext::storage::release_free_memory;
 
 /// Applies `function` to `num_tiles` tiles of `input` along `dim`, and joins what it gives along `dim` in the same order: the same as
 /// `function(input)` where that goes position by position, as a feed-forward layer does.
@@ -43,7 +44,10 @@ pub fn tiled(
         .iter()
         .map(|tile| {
             let function = Arc::clone(&function);
-            checkpoint(&[tile], CheckpointOptions::default(), move |inputs| function(&inputs[0]))
+            checkpoint(&[tile], CheckpointOptions::default(), move |inputs| {
+                release_free_memory();
+                function(&inputs[0])
+            })
         })
         .collect::<Result<_>>()?;
     Ok(Tensor::f_cat(&outputs, dim)?)
@@ -92,6 +96,7 @@ pub fn tiled_cross_entropy(
     for (tile, labels) in tiles(hidden, 0, num_tiles)?.iter().zip(tiles(labels, 0, num_tiles)?) {
         let head = Arc::clone(&head);
         let sum = checkpoint(&[tile], CheckpointOptions::default(), move |inputs| {
+            release_free_memory();
             let logits = head(&inputs[0])?.f_to_kind(Kind::Float)?;
             Ok(logits.f_cross_entropy_loss(&labels, None::<Tensor>, Reduction::Sum, ignore_index, 0.0)?)
         })?;
