@@ -126,6 +126,20 @@ fn without_rival(wants: impl Fn(What) -> bool, rounds: usize, races: &mut Races)
     Ok(())
 }
 
+/// Races of whole steps, and of the optimizer alone.
+fn steps(wants: impl Fn(What) -> bool, environment: &Environment, rounds: usize, races: &mut Races) -> Result<()> {
+    if wants(What::Step) {
+        step::races(environment, rounds, &step::STEPS, races)?;
+    }
+    if wants(What::Compiled) {
+        step::compiled(environment, rounds, races)?;
+    }
+    if wants(What::Optimizer) {
+        step::races(environment, rounds, &step::OPTIMIZERS, races)?;
+    }
+    Ok(())
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     libtorch::ensure()?;
     let environment = Environment::ensure()?;
@@ -165,17 +179,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     if wants(What::Loader) {
         loader::races(&environment, rounds, &mut races)?;
     }
-    if wants(What::Step) {
-        step::races(&environment, rounds, &step::STEPS, &mut races)?;
-    }
-    if wants(What::Compiled) {
-        step::compiled(&environment, rounds, &mut races)?;
-    }
+    steps(wants, &environment, rounds, &mut races)?;
     if wants(What::Generate) {
         generate::races(rounds, &mut races)?;
-    }
-    if wants(What::Optimizer) {
-        step::races(&environment, rounds, &step::OPTIMIZERS, &mut races)?;
     }
     if wants(What::Quant) {
         quant::races(&environment, rounds, &mut races)?;

@@ -6,7 +6,7 @@ use crate::group::{Group, ReduceOp};
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 use tch::{Kind, TchError, Tensor};
-use torch_ext::autograd::is_grad_enabled;
+use torch_ext::autograd::{CallbackResult, is_grad_enabled};
 use torch_ext::{apply_function, scalar};
 
 /// The processes whose batches a layer normalises as one while it trains, shared by all clones of the layer. None until the layer is
@@ -73,8 +73,14 @@ pub(super) fn sync_batch_norm(
     if !is_grad_enabled() || !inputs.iter().any(|input| input.requires_grad()) {
         return Ok(Some(normalise()));
     }
-    let (group, inverse_std, count) = (group.clone(), inverse_std.shallow_clone(), moments.count);
-    let (saved_mean, has_weight, num_inputs) = (mean.shallow_clone(), weight.is_some(), inputs.len());
+    let pass = BackwardPass {
+        group: group.clone(),
+        mean: mean.shallow_clone(),
+        inverse_std,
+        count: moments.count,
+        has_weight: weight.is_some(),
+        num_inputs: inputs.len(),
+    };
     let outputs = apply_function(
         "SyncBatchNorm",
         &inputs,
@@ -83,41 +89,57 @@ pub(super) fn sync_batch_norm(
             context.save_for_backward(&saved);
             Ok(vec![normalise()?])
         },
-        move |context, mut gradients| {
-            let saved = context.saved_tensors()?;
-            let Some(gradient) = gradients.pop().flatten() else {
-                // The other processes wait for sums.
-                let zeros = Tensor::f_zeros_like(&saved_mean)?;
-                drop(all_sums(&group, [&zeros, &zeros])?);
-                return Ok((0..num_inputs).map(|_| None).collect());
-            };
-            let (gradient_kind, gradient) = (gradient.f_kind()?, gradient.f_to_kind(saved_mean.f_kind()?)?);
-            let centred = saved[0].f_to_kind(saved_mean.f_kind()?)?.f_sub(&channels(&saved_mean, &saved[0])?)?;
-            let dims = other_dims(&gradient);
-            let sum = gradient.f_sum_dim_intlist(&dims[..], false, None)?;
-            let sum_centred = gradient.f_mul(&centred)?.f_sum_dim_intlist(&dims[..], false, None)?;
-            let [all, all_centred] = all_sums(&group, [&sum, &sum_centred])?;
-            let weight = saved.get(1).filter(|_| has_weight);
-            let scale = match weight {
-                Some(weight) => inverse_std.f_mul(&weight.f_to_kind(inverse_std.f_kind()?)?)?,
-                None => inverse_std.shallow_clone(),
-            };
-            // (gradient - mean of gradients - centred / variance * mean of (gradient * centred)) * scale
-            let slope = scalar::mul(&all_centred, 1.0 / count)?.f_mul(&inverse_std)?.f_mul(&inverse_std)?;
-            let shift = scalar::mul(&all, 1.0 / count)?;
-            let of_input = gradient
-                .f_sub(&channels(&shift, &gradient)?)?
-                .f_sub(&centred.f_mul(&channels(&slope, &gradient)?)?)?
-                .f_mul(&channels(&scale, &gradient)?)?
-                .f_to_kind(gradient_kind)?;
-            let of_weight = sum_centred.f_mul(&inverse_std)?;
-            let mut results = vec![Some(of_input)];
-            results.extend(has_weight.then_some(Some(of_weight)));
-            results.resize_with(num_inputs, || Some(sum.shallow_clone()));
-            Ok(results)
-        },
+        move |context, gradients| pass.gradients(&context.saved_tensors()?, gradients),
     )?;
     Ok(Some(Ok(outputs.into_iter().next().unwrap_or_else(Tensor::new))))
+}
+
+/// What the backward pass of a layer needs besides its input and its weight.
+struct BackwardPass {
+    group: Group,
+    mean: Tensor,
+    inverse_std: Tensor,
+    count: f64,
+    has_weight: bool,
+    /// The input, the weight and the bias, as far as there are any.
+    num_inputs: usize,
+}
+
+impl BackwardPass {
+    /// Collective.
+    fn gradients(&self, saved: &[Tensor], mut gradients: Vec<Option<Tensor>>) -> CallbackResult<Vec<Option<Tensor>>> {
+        let Some(gradient) = gradients.pop().flatten() else {
+            // The other processes wait for sums.
+            let zeros = Tensor::f_zeros_like(&self.mean)?;
+            drop(all_sums(&self.group, [&zeros, &zeros])?);
+            return Ok((0..self.num_inputs).map(|_| None).collect());
+        };
+        let (gradient_kind, kind) = (gradient.f_kind()?, self.mean.f_kind()?);
+        let gradient = gradient.f_to_kind(kind)?;
+        let centred = saved[0].f_to_kind(kind)?.f_sub(&channels(&self.mean, &saved[0])?)?;
+        let dims = other_dims(&gradient);
+        let sum = gradient.f_sum_dim_intlist(&dims[..], false, None)?;
+        let sum_centred = gradient.f_mul(&centred)?.f_sum_dim_intlist(&dims[..], false, None)?;
+        let [all, all_centred] = all_sums(&self.group, [&sum, &sum_centred])?;
+        let scale = match saved.get(1).filter(|_| self.has_weight) {
+            Some(weight) => self.inverse_std.f_mul(&weight.f_to_kind(kind)?)?,
+            None => self.inverse_std.shallow_clone(),
+        };
+        // (gradient - mean of gradients - centred / variance * mean of (gradient * centred)) * scale
+        let mean_centred = scalar::mul(&all_centred, 1.0 / self.count)?;
+        let slope = mean_centred.f_mul(&self.inverse_std)?.f_mul(&self.inverse_std)?;
+        let shift = scalar::mul(&all, 1.0 / self.count)?;
+        let of_input = gradient
+            .f_sub(&channels(&shift, &gradient)?)?
+            .f_sub(&centred.f_mul(&channels(&slope, &gradient)?)?)?
+            .f_mul(&channels(&scale, &gradient)?)?
+            .f_to_kind(gradient_kind)?;
+        let of_weight = sum_centred.f_mul(&self.inverse_std)?;
+        let mut results = vec![Some(of_input)];
+        results.extend(self.has_weight.then_some(Some(of_weight)));
+        results.resize_with(self.num_inputs, || Some(sum.shallow_clone()));
+        Ok(results)
+    }
 }
 
 /// Of all batches. Collective.

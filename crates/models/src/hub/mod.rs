@@ -199,9 +199,9 @@ mod tests {
     }
 
     #[rstest]
-    #[case(&[("HOME", "/home/u")], "/home/u/.cache/huggingface/hub")]
-    #[case(&[("HOME", "/home/u"), ("XDG_CACHE_HOME", "/c")], "/c/huggingface/hub")]
-    #[case(&[("HOME", "/home/u"), ("XDG_CACHE_HOME", "/c"), ("HF_HOME", "/hf")], "/hf/hub")]
+    #[case(&[("HOME", "/u")], "/u/.cache/huggingface/hub")]
+    #[case(&[("HOME", "/u"), ("XDG_CACHE_HOME", "/c")], "/c/huggingface/hub")]
+    #[case(&[("HOME", "/u"), ("XDG_CACHE_HOME", "/c"), ("HF_HOME", "/hf")], "/hf/hub")]
     #[case(&[("HF_HOME", "/hf"), ("HF_HUB_CACHE", "/h")], "/h")]
     #[case(&[("HF_HOME", "/hf"), ("HF_HUB_CACHE", "")], "/hf/hub")]
     fn places_of_the_cache(#[case] variables: &[(&str, &str)], #[case] wanted: &str) {
