@@ -203,6 +203,24 @@ fn a_tied_weight_may_be_in_the_file_under_its_other_name_or_twice() {
 }
 
 #[test]
+fn a_file_whose_tied_weights_differ_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let mut state: StateDict = model(1.0).state_dict().unwrap().into_iter().collect();
+    let words = model(1.0).get("words.weight").unwrap().get().unwrap().detach();
+    state.insert("decoder.weight", &words * 2.0);
+    save_file(&state, &path).unwrap();
+    let loaded = model(2.0);
+    let error = load_checkpoint_in_model(&loaded, &path, &LoadOptions::default()).unwrap_err();
+    assert!(error.is_weights(), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("`words.weight` and `decoder.weight` with other values"), "{text}");
+    assert_same_values(&loaded, &model(2.0));
+    load_checkpoint_in_model(&loaded, &path, &LoadOptions { strict: false, ..Default::default() }).unwrap();
+    assert_same_values(&loaded, &model(1.0));
+}
+
+#[test]
 fn parameters_that_share_memory_are_written_once_and_load() {
     let make = || {
         let store = ParamStore::new(Device::Cpu);

@@ -3,13 +3,15 @@
 mod error;
 
 use accelerate_core::names::counted;
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::fs;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::checkpoint::{DESCRIPTION, STEM};
 use accelerate_core::files::ShownPath;
-use accelerate_core::weight_files::{DEFAULT_MAX_SHARD_BYTES, SaveManifest, format_size, listed, shown};
+use accelerate_core::weight_files::{DEFAULT_MAX_SHARD_BYTES, Header, SaveManifest, format_size, listed, shown};
 use clap::Args;
 use error::MergeError;
 
@@ -91,6 +93,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         if num_tensors == 1 { "is" } else { "are" }
     ));
     if arguments.remove_checkpoint_dir {
+        // Something may have come while weights were written.
+        check_all_is_merged(checkpoint_directory, &weights)?;
         let failed = |source| MergeError::Remove { path: checkpoint_directory.clone(), source };
         // The folder of this process cannot be removed as `.`.
         let folder = fs::canonicalize(checkpoint_directory).unwrap_or_else(|_| checkpoint_directory.clone());
@@ -104,7 +108,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
 /// checkpoint holds more than weights. Is it a checkpoint of a whole run?
 fn check_own(folder: &Path, removes: bool) -> Result<bool, Box<dyn Error>> {
     let folder_of = || folder.to_owned();
-    if removes && fs::symlink_metadata(folder).is_ok_and(|found| found.is_symlink()) {
+    // With a slash behind its name, a link is the folder that it leads to.
+    let own_name: PathBuf = folder.components().collect();
+    if removes && fs::symlink_metadata(own_name).is_ok_and(|found| found.is_symlink()) {
         return Err(MergeError::RemovesLink { link: folder_of() }.into());
     }
     // What is not there, or is no folder, is told by whoever reads it.
@@ -144,12 +150,44 @@ fn check_all_is_merged(folder: &Path, weights: &Weights) -> Result<(), MergeErro
     let listed = fs::read_dir(folder).into_iter().flatten().flatten();
     let names = listed.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| !is_read(name));
     let inside = [&weights.others, &weights.unlisted].into_iter().flatten().cloned();
-    let mut unmerged: Vec<String> = names.chain(inside).collect();
+    let files = read_names.iter().map(|name| (*name).to_owned()).chain([weights.taken.clone()]);
+    let said = files.collect::<BTreeSet<_>>().into_iter().flat_map(|name| said_besides(folder, &name));
+    let mut unmerged: Vec<String> = names.chain(inside).chain(said).collect();
     unmerged.sort();
     match unmerged.is_empty() {
         true => Ok(()),
         false => Err(MergeError::RemovesMore { folder: folder.to_owned(), unmerged }),
     }
+}
+
+/// What the metadata of a safetensors file, or an index, says besides what the result says again.
+fn said_besides(folder: &Path, name: &str) -> Vec<String> {
+    let is_index = name.ends_with(".index.json");
+    let path = folder.join(name);
+    let text = match is_index {
+        true => fs::read(&path).ok(),
+        false if name.ends_with(".safetensors") => header_of(&path),
+        false => None,
+    };
+    let said: Option<serde_json::Map<String, serde_json::Value>> =
+        text.and_then(|text| serde_json::from_slice(&text).ok());
+    let Some(said) = said else { return Vec::new() };
+    let besides = |key: &str| format!("`{}` in {}", shown(key), shown(name));
+    let metadata = said.get(if is_index { "metadata" } else { "__metadata__" }).and_then(|it| it.as_object());
+    let known = ["format", "total_size", "total_parameters"];
+    let inner = metadata.into_iter().flatten().map(|(key, _)| key).filter(|key| !known.contains(&key.as_str()));
+    let outer = said.keys().filter(|key| is_index && !["metadata", "weight_map"].contains(&key.as_str()));
+    inner.chain(outer).map(|key| besides(key)).collect()
+}
+
+/// The JSON at the beginning of a safetensors file that has been read before.
+fn header_of(path: &Path) -> Option<Vec<u8>> {
+    let mut file = fs::File::open(path).ok()?;
+    let mut length = [0; 8];
+    file.read_exact(&mut length).ok()?;
+    let mut header = Vec::new();
+    file.take(u64::from_le_bytes(length).min(Header::MAX_BYTES)).read_to_end(&mut header).ok()?;
+    Some(header)
 }
 
 fn tell_what_is_left_out(weights: &Weights) {

@@ -13,7 +13,7 @@ use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{BnbQuantizationConfig, Error, Result, load_and_quantize_model, load_quantize_and_dispatch, nn};
 use serde::Deserialize;
 use std::collections::HashSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// How [`PretrainedModel::from_pretrained`] loads.
 ///
@@ -133,6 +133,7 @@ pub trait PretrainedModel: Module + Sized {
         let folder = &model_folder(model, options.revision.as_deref()).map_err(Error::other)?;
         check_saved_files(folder)?;
         let config = Self::Config::from_folder(folder).map_err(Error::other)?;
+        check_quantization(folder, options.quantization_config.is_some()).map_err(Error::other)?;
         let kind = match options.dtype {
             Some(kind) => kind,
             None => dtype_of(folder).map_err(Error::other)?,
@@ -271,6 +272,20 @@ enum PretrainedError {
          models"
     )]
     OtherSizes { name: String, found: Vec<i64>, wanted: Vec<i64> },
+
+    #[error(
+        "{CONFIG_FILE} in {} says that linear layers have weights of 4 or 8 bits (quantization_config); say so in \
+         LoadOptions::quantization_config",
+        folder.display()
+    )]
+    NotAskedToQuantize { folder: PathBuf },
+
+    #[error(
+        "{CONFIG_FILE} in {} says that weights are quantised by {method:?}, which is not read here; wanted weights of bitsandbytes, or \
+         numbers",
+        folder.display()
+    )]
+    OtherQuantization { folder: PathBuf, method: String },
 }
 
 /// As a new head begins in Transformers: normal weights, zero biases.
@@ -280,6 +295,32 @@ fn new_values(name: &str, tensor: &Tensor, std: f64) -> Result<()> {
         true => init::normal_(tensor, 0.0, std),
         false => init::zeros_(tensor),
     }
+}
+
+/// Fails where the weights are codes by what `config.json` says, and nobody has said how to load them.
+fn check_quantization(folder: &Path, is_asked: bool) -> Result<(), PretrainedError> {
+    // Whatever else is wrong with the file has been said, or will be.
+    let text = files::read_text(&folder.join(CONFIG_FILE), MOST_BYTES).unwrap_or_default();
+    let keys: QuantizationKeys = files::from_json(&text).unwrap_or_default();
+    let Some(config) = keys.quantization_config else { return Ok(()) };
+    let method = config.quant_method.unwrap_or_else(|| "bitsandbytes".to_owned());
+    match (method.as_str(), is_asked) {
+        ("bitsandbytes", true) => Ok(()),
+        ("bitsandbytes", false) => Err(PretrainedError::NotAskedToQuantize { folder: folder.to_owned() }),
+        _ => Err(PretrainedError::OtherQuantization { folder: folder.to_owned(), method }),
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct QuantizationKeys {
+    quantization_config: Option<QuantizationMethod>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct QuantizationMethod {
+    quant_method: Option<String>,
 }
 
 /// The key that says in which element type the weights are to be used.

@@ -126,6 +126,24 @@ fn a_map_says_where_numbers_and_codes_are_kept() {
 }
 
 #[test]
+fn what_config_json_says_of_codes_counts() {
+    let (folder, _) = saved::<LlamaForCausalLM>(&llama());
+    let path = folder.path().join("config.json");
+    let mut config: serde_json::Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    let mut error = |method: serde_json::Value, quantization_config| {
+        config["quantization_config"] = method;
+        fs::write(&path, config.to_string()).unwrap();
+        let options = LoadOptions { quantization_config, ..Default::default() };
+        LlamaForCausalLM::from_pretrained(folder.path(), &options).map(|_| ()).unwrap_err().to_string()
+    };
+    let four_bit = || Some(BnbQuantizationConfig { load_in_4bit: Some(true), ..Default::default() });
+    let text = error(serde_json::json!({ "quant_method": "bitsandbytes", "load_in_4bit": true }), None);
+    assert!(text.contains("LoadOptions::quantization_config"), "{text}");
+    let text = error(serde_json::json!({ "quant_method": "gptq" }), four_bit());
+    assert!(text.contains("\"gptq\"") && text.contains("bitsandbytes"), "{text}");
+}
+
+#[test]
 fn codes_and_adapters_reach_gpt2() {
     let config = GPT2Config { n_embd: 64, ..gpt2() };
     let (folder, model) = saved::<GPT2LMHeadModel>(&config);

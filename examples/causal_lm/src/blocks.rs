@@ -6,9 +6,12 @@ use crate::tokens::Tokens;
 use accelerate::data::readers::{TokenFileDataset, TokenFileOptions};
 use accelerate::data::{DataLoader, Dataset, TensorDataset, stack_tensors};
 use accelerate::tch::Tensor;
+use accelerate_models::files::read_text;
 use anyhow::{Context, Result, ensure};
-use std::fs;
 use std::path::Path;
+
+/// A text is kept in memory, and so are its tokens, which take eight times as much.
+const MOST_TEXT_BYTES: u64 = 1 << 33;
 
 /// Rows of tokens `[block_size]`, int64.
 #[derive(Debug)]
@@ -25,7 +28,7 @@ impl Blocks {
     /// # Errors
     /// Files that cannot be read, or are too short for a block.
     pub fn load(arguments: &Arguments, tokens: &Tokens) -> Result<(Self, Self)> {
-        let read = |path: &Path| fs::read_to_string(path).with_context(|| format!("could not read {}", path.display()));
+        let read = |path: &Path| read_text(path, MOST_TEXT_BYTES);
         let of_text = |text: &str| Self::of_tokens(&tokens.encode(text)?, arguments.block_size);
         let is_tokens = |path: &Path| path.extension().is_some_and(|extension| extension == "bin");
         let of_file = |path: &Path| match is_tokens(path) {

@@ -23,7 +23,6 @@ use causal_lm::arguments::{Arguments, Model, Precision};
 use causal_lm::blocks::Blocks;
 use causal_lm::tokens::{NUM_BYTES, TOKENIZER_FILE, Tokens};
 use std::collections::BTreeMap;
-use std::fs;
 use std::path::Path;
 
 fn main() -> Result<()> {
@@ -111,9 +110,12 @@ fn accelerator(arguments: &Arguments) -> accelerate::Result<Accelerator> {
     builder.build()
 }
 
+/// Those of the largest models have a few thousand.
+const MOST_CONFIG_BYTES: u64 = 1 << 20;
+
 fn model_type(folder: &Path) -> Result<String> {
     let path = folder.join(CONFIG_FILE);
-    let text = fs::read_to_string(&path).with_context(|| format!("could not read {}", path.display()))?;
+    let text = accelerate_models::files::read_text(&path, MOST_CONFIG_BYTES)?;
     let config: serde_json::Value =
         serde_json::from_str(&text).with_context(|| format!("{} is not JSON", path.display()))?;
     let found = config.get("model_type").and_then(serde_json::Value::as_str);

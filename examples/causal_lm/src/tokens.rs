@@ -1,10 +1,14 @@
 //! Texts as tokens and back: bytes, or what the tokenizer of a trained model makes of them.
 
+use accelerate_models::files::read_text;
 use anyhow::{Context, Result, anyhow, ensure};
 use std::path::Path;
 
 /// The file that holds a tokenizer, beside the weights.
 pub const TOKENIZER_FILE: &str = "tokenizer.json";
+
+/// A tokenizer of half a million tokens has a tenth of it.
+const MOST_BYTES: u64 = 1 << 28;
 
 /// Tokens of a model whose tokens are bytes.
 pub const NUM_BYTES: i64 = 256;
@@ -35,13 +39,16 @@ impl Tokens {
     pub fn from_folder(folder: &Path, vocab_size: i64) -> Result<Self> {
         let file = folder.join(TOKENIZER_FILE);
         if file.exists() {
-            let tokenizer = tokenizers::Tokenizer::from_file(&file)
+            let text = read_text(&file, MOST_BYTES)?;
+            let tokenizer = tokenizers::Tokenizer::from_bytes(text)
                 .map_err(|error| anyhow!(error))
                 .with_context(|| format!("{} is not a tokenizer", file.display()))?;
-            let num_tokens = tokenizer.get_vocab_size(true) as i64;
+            // Ids may have gaps.
+            let largest = tokenizer.get_vocab(true).into_values().max();
+            let num_tokens = largest.map_or(0, |largest| i64::from(largest) + 1);
             ensure!(
                 num_tokens <= vocab_size,
-                "{} knows {num_tokens} tokens, but the model has {vocab_size}; the two belong to different models",
+                "{} numbers its tokens up to {num_tokens}, but the model has {vocab_size}; the two belong to different models",
                 file.display()
             );
             return Ok(Self::Tokenizer(Box::new(tokenizer)));

@@ -235,7 +235,7 @@ impl<'a> Training<'a> {
         };
         progress.go_on_from(self.num_batches_done());
         loop {
-            let epoch = self.done.lock().epochs + 1;
+            let epoch = self.done.lock().epochs.saturating_add(1);
             if num_epochs < epoch {
                 break;
             }
@@ -260,6 +260,10 @@ impl<'a> Training<'a> {
             self.scores = Some(scores);
         }
         progress.finish();
+        // A run that is resumed after its last epoch has only to be judged.
+        if self.scores.is_none() {
+            self.scores = Some(evaluate(self.accelerator, &self.model, &self.dev_loader, self.num_labels)?);
+        }
         Ok(Some(self.done.lock().history.clone()))
     }
 

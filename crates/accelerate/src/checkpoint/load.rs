@@ -4,7 +4,7 @@ use super::source::Source;
 use crate::big_model::{DeviceMap, Dispatch, DispatchOptions, Value, map_device};
 use crate::error::{NnError, Result, WeightsError};
 use crate::messages;
-use crate::nn::{LoadReport, Param, ParamStore, is_floating, match_names};
+use crate::nn::{LoadReport, Param, ParamStore, found_twice, is_floating, match_names};
 use accelerate_core::weight_files::shown;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -160,6 +160,7 @@ fn load_source(store: &ParamStore, source: &mut Source, options: &LoadOptions) -
     if mismatch.is_fatal(options.strict) {
         return Err(WeightsError::DoesNotFit { path: source.path.clone(), mismatch }.into());
     }
+    check_ties(store, source, &found, options.strict)?;
     // Tensors are listed file by file in the order of their data, which a disk reads fastest.
     pairs.sort_by_key(|(position, _)| *position);
     if options.device_map.is_some() || options.dtype.is_some() {
@@ -172,6 +173,28 @@ fn load_source(store: &ParamStore, source: &mut Source, options: &LoadOptions) -
     }
     messages::debug!("read {} bytes of weights from {}", source.num_bytes_read(), source.path.display());
     Ok(LoadReport { missing_keys: mismatch.missing, unexpected_keys: mismatch.unexpected })
+}
+
+/// A file may have a tied parameter under several names, and then has to have the same values.
+fn check_ties(store: &ParamStore, source: &mut Source, found: &[(String, Vec<i64>)], strict: bool) -> Result<()> {
+    for (position, other, param) in found_twice(store, found) {
+        // Bits, so that what is not a number is equal to itself.
+        let bits = |tensor: Tensor| -> Result<Tensor> {
+            Ok(tensor.f_contiguous()?.f_reshape([-1])?.f_view_dtype(Kind::Uint8)?)
+        };
+        let [first, second] = [source.read(position, &param)?, source.read(other, &param)?];
+        let is_same = first.f_kind()? == second.f_kind()? && bits(first)?.f_equal(&bits(second)?)?;
+        if is_same {
+            continue;
+        }
+        let (path, [first, second]) = (source.path.clone(), [position, other].map(|place| shown(&found[place].0)));
+        let error = WeightsError::TiedApart { path, first, second };
+        if strict {
+            return Err(error.into());
+        }
+        messages::warning!("{error}");
+    }
+    Ok(())
 }
 
 /// Gives each parameter a place, with the value that was found for it, or else its own.

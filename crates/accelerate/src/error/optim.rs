@@ -33,6 +33,10 @@ pub(crate) enum OptimError {
     )]
     GroupCount { scheduler: &'static str, what: &'static str, found: usize, wanted: usize },
     #[error(
+        "the saved state says that {scheduler} has made {found} steps, which no run takes; load a state that it has saved"
+    )]
+    TooManySteps { scheduler: &'static str, found: usize },
+    #[error(
         "the saved state holds {found} inner schedules, but {scheduler} has {wanted}; load a state that the same kind of \
          scheduler has saved"
     )]

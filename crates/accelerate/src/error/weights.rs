@@ -1,12 +1,18 @@
 //! What can go wrong when weights are written or read.
 
 use super::Mismatch;
-use accelerate_core::weight_files::listed;
-use std::path::PathBuf;
+use accelerate_core::checkpoint::STEM;
+use accelerate_core::weight_files::{SaveManifest, listed};
+use std::path::{Path, PathBuf};
 use tch::Kind;
 
 /// What a message has room for of a list of names.
 const LIST_BYTES: usize = 600;
+
+/// Without its manifest, a checkpoint is none: nothing else says that it was completed.
+fn is_checkpoint(manifest: &Path) -> bool {
+    manifest.file_name().is_some_and(|name| *name == *SaveManifest::file_name(STEM))
+}
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum WeightsError {
@@ -26,6 +32,14 @@ pub(crate) enum WeightsError {
         path.display()
     )]
     DoesNotFit { path: PathBuf, mismatch: Mismatch },
+
+    #[error(
+        "{} has `{first}` and `{second}` with other values, and in the model they are one parameter. Make the model with two \
+         (`tie_word_embeddings: false` in config.json, for a head), or take the second out of the file; with `strict = false`, the first \
+         is loaded",
+        path.display()
+    )]
+    TiedApart { path: PathBuf, first: String, second: String },
 
     #[error(
         "{} is not a safetensors file, or it is damaged: {reason}; save or download it again",
@@ -152,16 +166,23 @@ pub(crate) enum WeightsError {
     InTheWay { path: PathBuf, source: std::io::Error },
 
     #[error(
-        "a save into this folder was interrupted, and {} has been written since. To keep what is there, remove {}. To have \
-         the save finished, remove {}",
-        path.display(), manifest.display(), path.display()
+        "a save into this folder was interrupted, and {} has been written since. To have the save finished, remove {}{}",
+        path.display(),
+        path.display(),
+        match is_checkpoint(manifest) {
+            true => ". Otherwise go on from another checkpoint".to_owned(),
+            false => format!(". To keep what is there, remove {}", manifest.display()),
+        }
     )]
     NewerThanSave { path: PathBuf, manifest: PathBuf },
 
     #[error(
-        "{} is not as it was saved with the weights beside it: {reason}. Save or copy the whole folder again; or remove \
-         {manifest} there to accept all files as they are",
-        path.display()
+        "{} is not as it was saved with the files beside it: {reason}. {}",
+        path.display(),
+        match is_checkpoint(Path::new(manifest)) {
+            true => "Copy the whole folder again, or go on from another checkpoint".to_owned(),
+            false => format!("Save or copy the whole folder again; or remove {manifest} there to accept all files as they are"),
+        }
     )]
     NotAsSaved { path: PathBuf, reason: String, manifest: String },
 

@@ -58,6 +58,23 @@ pub(crate) fn match_names(store: &ParamStore, found: &[(String, Vec<i64>)]) -> (
     (pairs, mismatch)
 }
 
+/// Tensors of a file that go into one parameter under two of its names: the position of the one that is loaded, that of the other, and
+/// the parameter.
+pub(crate) fn found_twice(store: &ParamStore, found: &[(String, Vec<i64>)]) -> Vec<(usize, usize, Param)> {
+    let aliases = store.aliases();
+    let (pairs, _) = match_names(store, found);
+    let loaded: HashMap<String, (usize, Param)> =
+        pairs.into_iter().map(|(position, param)| (param.name().to_owned(), (position, param))).collect();
+    let names = found.iter().enumerate();
+    names
+        .filter_map(|(other, (name, shape))| {
+            let (position, param) = loaded.get(aliases.get(name).unwrap_or(name))?;
+            let is_other = *position != other && *shape == found[*position].1;
+            is_other.then(|| (*position, other, param.clone()))
+        })
+        .collect()
+}
+
 /// The same for two tensors that are one piece of memory seen in the same way. Meaningless for empty ones.
 pub(crate) fn memory_of(tensor: &Tensor) -> (usize, i64, Vec<i64>, Vec<i64>, Option<Kind>) {
     (storage_id(tensor), storage_offset(tensor), tensor.size(), tensor.stride(), tensor.f_kind().ok())

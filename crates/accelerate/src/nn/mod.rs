@@ -103,7 +103,7 @@ pub use layer::{Layer, Module};
 pub(crate) use linear::AroundLinear;
 pub use linear::{DenseKernel, Linear, LinearConfig, LinearKernel};
 pub use loss::{BCEWithLogitsLoss, CrossEntropyLoss, KLDivLoss, KLDivReduction, MSELoss};
-pub(crate) use matching::{match_names, memory_of};
+pub(crate) use matching::{found_twice, match_names, memory_of};
 pub use module_fn::ModuleFn;
 pub use named_layers::AnyLayer;
 pub use norm::{GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, RMSNorm, RMSNormConfig};

@@ -105,9 +105,10 @@ pub struct PartialStateOptions {
 /// Reads one variable of the environment; tests pass tables instead.
 pub(crate) type Lookup<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The real environment. Values that are not Unicode count as absent: no variable read here may hold one.
+/// The real environment. What is not Unicode in a value is replaced, so that the value is refused where it would count, and not taken for
+/// one that is not there.
 pub(crate) fn process_environment(name: &str) -> Option<String> {
-    std::env::var(name).ok()
+    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
 impl Inner {

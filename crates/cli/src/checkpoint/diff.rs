@@ -4,7 +4,7 @@ mod show;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use accelerate_core::checkpoint::{SavedObject, SavedTensor};
@@ -137,8 +137,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn compare_and_show(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
-    let checkpoints = [OpenCheckpoint::open_newest(&arguments.a)?, OpenCheckpoint::open_newest(&arguments.b)?];
-    checkpoints.iter().try_for_each(check_contents_of)?;
+    let checkpoints = [open_checked(&arguments.a)?, open_checked(&arguments.b)?];
     let comparison = compare(&checkpoints, arguments)?;
     let text = match arguments.json {
         true => serde_json::to_string_pretty(&comparison)? + "\n",
@@ -146,6 +145,23 @@ fn compare_and_show(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     };
     crate::print_coloured(&text)?;
     Ok(if comparison.equal { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The checkpoint, or the newest of a project, whose files are those that were saved. A run that goes on may remove one that is being
+/// read, and then has a newer one.
+fn open_checked(folder: &Path) -> Result<OpenCheckpoint, CheckpointError> {
+    const MOST_TRIES: usize = 10;
+    for _ in 1..MOST_TRIES {
+        let checkpoint = OpenCheckpoint::open_newest(folder)?;
+        match check_contents_of(&checkpoint) {
+            Ok(()) => return Ok(checkpoint),
+            Err(_) if checkpoint.save.folder != folder && !checkpoint.save.folder.exists() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    let checkpoint = OpenCheckpoint::open_newest(folder)?;
+    check_contents_of(&checkpoint)?;
+    Ok(checkpoint)
 }
 
 /// Makes sure that the files are those that were saved.

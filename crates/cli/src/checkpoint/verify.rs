@@ -27,7 +27,8 @@ use super::conversions::{self, conversions_in};
 use super::error::{CheckpointError, Fault, Problem};
 use super::files::{content_checksum, open, read_small};
 use super::folder::{
-    Save, bytes_on_disk, check_checksum, check_size, is_checkpoint, is_of_python, list, no_checkpoint, numbered_in,
+    CHECKPOINTS, Save, bytes_on_disk, check_checksum, check_size, is_checkpoint, is_of_python, list, no_checkpoint,
+    numbered_in,
 };
 use super::report::progress_bar;
 
@@ -104,18 +105,31 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let (mut targets, mut conversions) = (Vec::new(), Vec::new());
     for folder in &arguments.folders {
         let found = expand(folder)?;
-        let is_of_project = found.iter().any(|found| found != folder);
-        if is_of_project {
+        if found.iter().any(|found| found != folder) {
             conversions.extend(conversions_in(folder));
         }
-        for folder in found {
-            targets.push(Target { is_of_project, ..Target::read(folder)? });
+        for found in found {
+            // What a project has besides, such as its trained model, counts as it does alone.
+            let is_of_project = found != *folder;
+            match Target::read(found.clone()) {
+                Ok(target) => targets.push(Target { is_of_project, ..target }),
+                // A run removes the checkpoints that are too many.
+                Err(_) if is_of_project && !found.exists() => {}
+                Err(error) => return Err(error.into()),
+            }
         }
     }
     let saves = targets.iter().flat_map(|target| &target.saves);
     let bar = progress_bar(saves.fold(0, |sum, save| sum.saturating_add(save.num_bytes())));
     let counts = counting(&targets);
-    let reports: Vec<Report> = targets.into_iter().map(|target| target.verify(&bar)).collect();
+    // A run that goes on removes checkpoints that are too many, each with its folder as a whole.
+    let is_left = |folder: &Path, is_of_project: bool, report: &Report| report.ok || !is_of_project || folder.exists();
+    let verified = targets.into_iter().zip(counts).filter_map(|(target, counts)| {
+        let (folder, is_of_project) = (target.folder.clone(), target.is_of_project);
+        let report = target.verify(&bar);
+        is_left(&folder, is_of_project, &report).then_some((report, counts))
+    });
+    let (reports, counts): (Vec<Report>, Vec<bool>) = verified.unzip();
     bar.finish_and_clear();
     let text = match arguments.json {
         true => {
@@ -140,17 +154,16 @@ fn counting(targets: &[Target]) -> Vec<bool> {
     targets.iter().map(counts).collect()
 }
 
-/// The folder itself, or the checkpoints of a project.
+/// The folder itself, if something is saved in it, and the checkpoints of a project.
 fn expand(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     let names = list(folder)?;
     let has_save = names.iter().any(|name| SaveManifest::stem(name).is_some());
     let numbered = numbered_in(folder);
-    if has_save || is_checkpoint(folder, &names) {
-        return Ok(vec![folder.to_owned()]);
-    }
-    match numbered.is_empty() {
-        true => Err(no_checkpoint(folder, &names)),
-        false => Ok(numbered.into_iter().map(|(_, folder)| folder).collect()),
+    let is_saved = has_save || is_checkpoint(folder, &names);
+    let own = is_saved.then(|| folder.to_owned());
+    match (is_saved, numbered.is_empty()) {
+        (false, true) => Err(no_checkpoint(folder, &names)),
+        _ => Ok(own.into_iter().chain(numbered.into_iter().map(|(_, folder)| folder)).collect()),
     }
 }
 
@@ -212,6 +225,10 @@ impl Target {
         let stems = || self.names.iter().filter_map(|name| SaveManifest::stem(name)).chain([STEM]);
         for name in self.names.iter().filter(|name| SaveManifest::stem(name).is_none()) {
             if self.saves.iter().any(|save| own(save, name)) {
+                continue;
+            }
+            // They are verified on their own.
+            if name == CHECKPOINTS && !numbered_in(&self.folder).is_empty() {
                 continue;
             }
             let is_abandoned = stems().any(|stem| is_temporary_file_of(name, stem));

@@ -187,6 +187,28 @@ fn a_project_is_verified_checkpoint_by_checkpoint() {
     checkpoint(project.path(), "verify checkpoints").expect(1, &[]);
 }
 
+/// A trained model beside the checkpoints of its run.
+#[test]
+fn a_model_in_a_project_hides_no_checkpoint() {
+    let project = tempfile::tempdir().unwrap();
+    write_checkpoint(project.path(), 2, &run(), &values());
+    let folder = |number: usize| project.path().join(format!("checkpoints/checkpoint_{number}"));
+    for number in [1, 2] {
+        write_checkpoint(&folder(number), 2, &run(), &values());
+    }
+    let found = checkpoint(project.path(), "verify .");
+    found.expect(0, &[]);
+    assert!(!found.stdout.contains("Written by no save"), "{}", found.stdout);
+    let path = folder(2).join("optimizer.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&path, bytes).unwrap();
+    checkpoint(project.path(), "verify .").expect(1, &[]);
+    let json = parsed(&checkpoint(project.path(), "verify . --json"));
+    let oks: Vec<&Value> = json["folders"].as_array().unwrap().iter().map(|folder| &folder["ok"]).collect();
+    assert_eq!(oks, [true, true, false]);
+}
+
 /// A run that is ended while it saves goes on from the saves before.
 #[test]
 fn a_save_that_was_not_completed_is_told_and_no_damage_beside_others() {

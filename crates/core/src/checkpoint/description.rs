@@ -17,8 +17,8 @@ const FORMAT: &str = "accelerate-checkpoint";
 const VERSION: u32 = 1;
 /// More processes than any job has had.
 const MOST_RANKS: usize = 1 << 20;
-/// More steps than any run takes.
-const MOST_STEPS: usize = usize::MAX >> 8;
+/// More steps, and checkpoints, than any run has.
+pub const MOST_STEPS: usize = usize::MAX >> 8;
 
 /// What the folder of a checkpoint holds: the objects of a run, where each of their tensors lies, and what they have besides
 /// tensors. It is the file [`DESCRIPTION`](super::DESCRIPTION), which the manifest of the folder vouches for.

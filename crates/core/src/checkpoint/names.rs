@@ -1,5 +1,7 @@
 //! Names and numbers of checkpoints, and which of them have to go.
 
+use super::MOST_STEPS;
+
 /// The folder of the checkpoint of this number.
 ///
 /// ```
@@ -14,14 +16,15 @@ pub fn checkpoint_name(number: usize) -> String {
 /// ```
 /// use accelerate_core::checkpoint::checkpoint_number;
 /// assert_eq!(checkpoint_number("checkpoint_12"), Some(12));
+/// assert_eq!(checkpoint_number("checkpoint_18446744073709551615"), None);
 /// for other in ["checkpoint_", "checkpoint_012", "checkpoint_+1", "checkpoint_1.old", "checkpoint-1", "Checkpoint_1"] {
 ///     assert_eq!(checkpoint_number(other), None, "{other}");
 /// }
 /// ```
 pub fn checkpoint_number(folder_name: &str) -> Option<usize> {
     let number = folder_name.strip_prefix("checkpoint_")?.parse().ok()?;
-    // Another spelling of a number is the name of another folder.
-    (checkpoint_name(number) == folder_name).then_some(number)
+    // Another spelling of a number is the name of another folder, and no run has so many that the next one could not be counted.
+    (checkpoint_name(number) == folder_name && number < MOST_STEPS).then_some(number)
 }
 
 /// Which automatically named checkpoints stay when a new one is there.

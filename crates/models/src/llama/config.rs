@@ -198,8 +198,9 @@ impl PretrainedConfig for LlamaConfig {
         if self.head_dim % 2 != 0 {
             return Err(WrongValue::new("head_dim", self.head_dim, "an even number: rotary embeddings turn pairs"));
         }
-        if !(self.rope_theta > 0.0 && self.rope_theta.is_finite()) {
-            return Err(WrongValue::new("rope_theta", format!("{:?}", self.rope_theta), "a number above 0"));
+        if !(self.rope_theta > 0.0 && self.rope_theta <= f64::from(f32::MAX)) {
+            let wanted = "a number above 0 that float32 holds";
+            return Err(WrongValue::new("rope_theta", format!("{:?}", self.rope_theta), wanted));
         }
         self.rope_scaling.check()?;
         if ![0, self.num_hidden_layers].contains(&self.sliding_windows.len()) {

@@ -29,6 +29,7 @@ pub use warmup::{
 use super::OptimizerHandle;
 use crate::error::{OptimError, Result};
 use crate::messages;
+use accelerate_core::checkpoint::MOST_STEPS;
 use serde::{Deserialize, Serialize};
 
 /// Changes an optimizer's learning rates as training goes on.
@@ -195,6 +196,9 @@ impl Clock {
             if found != wanted {
                 return Err(OptimError::GroupCount { scheduler, what, found, wanted }.into());
             }
+        }
+        if state.last_epoch > MOST_STEPS {
+            return Err(OptimError::TooManySteps { scheduler, found: state.last_epoch }.into());
         }
         self.last_epoch = state.last_epoch;
         self.base_lrs.clone_from(&state.base_lrs);
