@@ -2,7 +2,7 @@
 
 use crate::big_model::{self, Dispatch, ModuleTree, Taken, element_type, module_tree_of, taken};
 use crate::checkpoint::{LoadAndDispatchOptions, LoadOptions, LoadedAndDispatched, PlannedDispatch, WeightSource};
-use crate::error::{NnError, Result, WeightsError};
+use crate::error::{BigModelError, NnError, Result, WeightsError};
 use crate::messages;
 use crate::nn::{LinearLayer, LoadReport, Param, ParamStore, is_floating, match_names};
 use crate::quant::{FourBitTensors, Int8Tensors, Quantized, Quantizer, kind_of, put_in};
@@ -165,8 +165,9 @@ struct Targets<'a> {
     quantizer: Quantizer,
     /// Weights that are quantised, with the layers that have them, by name.
     layers: BTreeMap<String, Vec<LinearLayer>>,
-    /// Parameters that stay in 32 bits because they are kept elsewhere than where the model is computed.
-    offloaded_in_fp32: HashSet<String>,
+    /// Weights that are kept elsewhere than where the model is computed keep their numbers, in 32 bits, and all that is not quantised
+    /// is of that type.
+    offloads_in_fp32: bool,
     /// Where weights become codes.
     device: Device,
 }
@@ -199,11 +200,16 @@ impl<'a> Targets<'a> {
             }
         }
         let named = store.named_layers();
+        let is_offloaded = |linear: &LinearLayer| offloaded_in_fp32.contains(linear.weight().name());
+        let linear: Vec<LinearLayer> = named.iter().filter_map(|(_, layer)| layer.linear()).collect();
+        if !linear.is_empty() && linear.iter().all(is_offloaded) {
+            return Err(BigModelError::NothingToQuantize.into());
+        }
         let facts: Vec<LayerFacts<'_>> = named
             .iter()
             .map(|(path, layer)| LayerFacts {
                 path,
-                is_linear: layer.linear().is_some_and(|linear| !offloaded_in_fp32.contains(linear.weight().name())),
+                is_linear: layer.linear().is_some_and(|linear| !is_offloaded(&linear)),
                 is_tied: layer.params().iter().any(Param::is_tied),
             })
             .collect();
@@ -219,8 +225,9 @@ impl<'a> Targets<'a> {
             }
             layers.entry(linear.weight().name().to_owned()).or_default().push(linear);
         }
+        let offloads_in_fp32 = dispatch.is_some() && settings.llm_int8_enable_fp32_cpu_offload;
         let device = dispatch.map_or_else(|| store.device(), Dispatch::device);
-        Ok(Self { store, settings, quantization, quantizer, layers, offloaded_in_fp32, device })
+        Ok(Self { store, settings, quantization, quantizer, layers, offloads_in_fp32, device })
     }
 
     /// The type of a parameter that is not quantised.
@@ -230,7 +237,8 @@ impl<'a> Targets<'a> {
         let kind = param.kind();
         match (is_floating(kind), self.settings.other_dtype()) {
             (false, _) => kind,
-            (true, _) if self.offloaded_in_fp32.contains(param.name()) => Kind::Float,
+            // All of them, so that layers take what the layer before gives.
+            (true, _) if self.offloads_in_fp32 => Kind::Float,
             (true, _) if keep.iter().any(|module| is_under(layer, module)) => Kind::Float,
             (true, Some(dtype)) => kind_of(dtype),
             (true, None) => kind,

@@ -2,7 +2,9 @@
 #![allow(clippy::unwrap_used)]
 
 use accelerate::big_model::{DeviceMap, DispatchOptions, MapDevice, MaxMemory, dispatch_model, module_tree};
-use accelerate::checkpoint::{LoadAndDispatchOptions, LoadOptions, load_file, save_model_weights};
+use accelerate::checkpoint::{
+    LoadAndDispatchOptions, LoadOptions, load_checkpoint_in_model, load_file, save_model_weights,
+};
 use accelerate::nn::{LayerNorm, Linear, Module, ModuleFn, ParamStore};
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{
@@ -141,6 +143,28 @@ fn modules_that_are_kept_elsewhere_keep_their_numbers_if_asked() {
     for layer in ["layers.1.weight", "layers.2.weight"] {
         assert_eq!(state.get(layer).unwrap(), exact.store.state_dict().unwrap().get(layer).unwrap());
     }
+    assert!((model.forward(&input()) - exact.forward(&input())).abs().max().double_value(&[]) < 0.2);
+
+    // With 8 bits, whose other layers are in half precision by default, too.
+    let config = BnbQuantizationConfig {
+        load_in_8bit: Some(true),
+        llm_int8_enable_fp32_cpu_offload: Some(true),
+        ..Default::default()
+    };
+    let model = Model::new(ParamStore::init_empty_weights(Device::Cpu));
+    let other = tempfile::tempdir().unwrap();
+    load_and_quantize_model(&model.store, &config, Some(folder.path()), &options(other.path())).unwrap();
+    assert_eq!(model.forward(&input()).kind(), Kind::Float);
+    let model = Model::new(ParamStore::init_empty_weights(Device::Cpu));
+    let half = BnbQuantizationConfig { torch_dtype: Some(accelerate::FloatType::Float16), ..config.clone() };
+    let refused = |config: &BnbQuantizationConfig, options: &LoadOptions| {
+        load_and_quantize_model(&model.store, config, Some(folder.path()), options).unwrap_err().to_string()
+    };
+    let text = refused(&half, &options(other.path()));
+    assert!(text.contains("torch_dtype") && text.contains("32 bits"), "{text}");
+    let all = LoadOptions { device_map: Some(DeviceMap::all_on(MapDevice::Disk)), ..options(other.path()) };
+    let text = refused(&config, &all);
+    assert!(text.contains("none is quantised"), "{text}");
 }
 
 #[test]
@@ -201,4 +225,48 @@ fn such_a_model_is_not_prepared() {
     })
     .unwrap();
     assert!(errors[0].contains("device map"), "{}", errors[0]);
+}
+
+/// What `local` of such a parameter is stands for it, and has no values.
+#[test]
+fn checkpoints_have_the_values_of_what_is_on_a_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    saved(folder.path());
+    for config in configs().map(Some).into_iter().chain([None]) {
+        let load = |map: bool, offload: &Path| -> accelerate::Result<Model> {
+            let model = Model::new(ParamStore::init_empty_weights(Device::Cpu));
+            let options = if map { options(offload) } else { LoadOptions::default() };
+            match &config {
+                Some(config) => load_and_quantize_model(&model.store, config, Some(folder.path()), &options)?,
+                None if map => load_checkpoint_in_model(&model.store, folder.path(), &options)?,
+                None => {
+                    model.store.materialize()?;
+                    load_checkpoint_in_model(&model.store, folder.path(), &options)?
+                }
+            };
+            Ok(model)
+        };
+        let states = [false, true].map(|map| {
+            let results = testing::ranks(1, Accelerator::builder(), |accelerator| {
+                let (offload, checkpoint) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+                let model = load(map, offload.path())?;
+                let store = model.store.clone();
+                let module = ModuleFn::new(&store, move |input: &Tensor| Ok(model.forward(input)));
+                let _model = accelerator.prepare(module)?;
+                accelerator.save_state(checkpoint.path().join("now"))?;
+                accelerator.save_state_async(checkpoint.path().join("later"))?;
+                accelerator.end_training()?;
+                let read = |name: &str| -> accelerate::Result<Vec<(String, Tensor)>> {
+                    let state = load_file(checkpoint.path().join(name).join("model.safetensors"))?;
+                    let mut tensors: Vec<_> = state.into_iter().map(|(name, tensor)| (name, tensor.copy())).collect();
+                    tensors.sort_by(|(one, _), (other, _)| one.cmp(other));
+                    Ok(tensors)
+                };
+                assert_eq!(read("now")?, read("later")?);
+                read("now")
+            });
+            results.unwrap().remove(0)
+        });
+        assert_eq!(states[0], states[1], "{config:?}");
+    }
 }

@@ -77,6 +77,11 @@ pub trait CausalLM: Module<Input = CausalLMInput, Output = CausalLMOutput> {
 
     /// Tokens that end a text, as the configuration has them.
     fn eos_token_id(&self) -> &[i64];
+
+    /// What fills up texts, as the configuration has it.
+    fn pad_token_id(&self) -> Option<i64> {
+        None
+    }
 }
 
 /// One token or several: Hugging Face's configurations write both.

@@ -95,6 +95,11 @@ pub trait PretrainedConfig: Sized {
     /// Standard deviation of new weights.
     fn initializer_range(&self) -> f64;
 
+    /// Takes the tokens that end a text from `generation_config.json`, which goes before `config.json`. Only models that continue texts
+    /// do.
+    #[doc(hidden)]
+    fn set_eos_token_id(&mut self, _eos_token_id: Vec<i64>) {}
+
     /// Reads `config.json` from a folder.
     ///
     /// # Errors

@@ -3,10 +3,18 @@
 //! Order of what is done to the scores, and defaults, are those of Transformers: temperature, `top_k`, `top_p`, then one draw from
 //! libtorch's generator, so that the same seed gives the same tokens.
 
-use crate::{CausalLM, KeyValueCache};
+use crate::causal_lm::OneOrMore;
+use crate::config::MOST_BYTES;
+use crate::files;
+use crate::{CausalLM, ConfigError, KeyValueCache};
 use accelerate::tch::{self, Kind, Tensor};
 use accelerate::{Error, Result};
+use serde::Deserialize;
+use std::path::Path;
 use torch_ext::scalar;
+
+/// The file of a model's folder that says how its texts are continued.
+const GENERATION_CONFIG_FILE: &str = "generation_config.json";
 
 /// How texts are continued; names and defaults are those of Transformers' `GenerationConfig`, but for `max_new_tokens`, which there
 /// is 20 tokens with the prompt.
@@ -30,7 +38,8 @@ pub struct GenerationConfig {
     pub top_p: f64,
     /// Tokens that end a text. `None`, the default: those of the model's configuration.
     pub eos_token_id: Option<Vec<i64>>,
-    /// What a text that has ended is filled up with while others go on. `None`, the default: the first of `eos_token_id`.
+    /// What a text that has ended is filled up with while others go on. `None`, the default: what the model's configuration has, or else
+    /// the first of `eos_token_id`.
     pub pad_token_id: Option<i64>,
 }
 
@@ -103,7 +112,62 @@ pub enum GenerationError {
     },
 }
 
+/// What of `generation_config.json` is looked at.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct GenerationFile {
+    max_new_tokens: Option<usize>,
+    do_sample: Option<bool>,
+    temperature: Option<f64>,
+    top_k: Option<usize>,
+    top_p: Option<f64>,
+    pub(crate) eos_token_id: Option<OneOrMore>,
+    pad_token_id: Option<i64>,
+}
+
+impl GenerationFile {
+    /// `None` where there is no such file.
+    pub(crate) fn read(folder: &Path) -> Result<Option<Self>, ConfigError> {
+        let path = folder.join(GENERATION_CONFIG_FILE);
+        if !path.exists() {
+            return Ok(None);
+        }
+        let text = files::read_text(&path, MOST_BYTES)?;
+        let malformed = |reason| ConfigError::Malformed { path: path.clone(), model: "generation", reason };
+        files::from_json(&text).map(Some).map_err(malformed)
+    }
+}
+
 impl GenerationConfig {
+    /// As the `generation_config.json` of a folder has it, and the defaults where it, or the file, says nothing. Of what Transformers
+    /// reads there, these are the keys that this library has.
+    ///
+    /// ```
+    /// use accelerate_models::GenerationConfig;
+    /// let folder = std::env::temp_dir().join(format!("accelerate-generation-doc-{}", std::process::id()));
+    /// std::fs::create_dir_all(&folder).unwrap();
+    /// std::fs::write(folder.join("generation_config.json"), r#"{"do_sample": true, "eos_token_id": [2, 7]}"#).unwrap();
+    /// let config = GenerationConfig::from_pretrained(&folder)?;
+    /// assert!(config.do_sample && config.eos_token_id == Some(vec![2, 7]));
+    /// # std::fs::remove_dir_all(&folder).unwrap();
+    /// # Ok::<(), accelerate_models::ConfigError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A file that cannot be read.
+    pub fn from_pretrained(folder: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        let (file, default) = (GenerationFile::read(folder.as_ref())?.unwrap_or_default(), Self::default());
+        Ok(Self {
+            max_new_tokens: file.max_new_tokens.unwrap_or(default.max_new_tokens),
+            do_sample: file.do_sample.unwrap_or(default.do_sample),
+            temperature: file.temperature.unwrap_or(default.temperature),
+            top_k: file.top_k.unwrap_or(default.top_k),
+            top_p: file.top_p.unwrap_or(default.top_p),
+            eos_token_id: file.eos_token_id.map(|ids| OneOrMore::all(Some(ids))),
+            pad_token_id: file.pad_token_id,
+        })
+    }
+
     fn check(&self) -> Result<(), GenerationError> {
         let wrong = |key, found: f64, wanted| Err(GenerationError::Value { key, found: format!("{found:?}"), wanted });
         if !(self.temperature > 0.0 && self.temperature.is_finite()) {
@@ -183,7 +247,11 @@ impl<'a, M: CausalLM> Generation<'a, M> {
             cache: KeyValueCache::new(),
             input_ids: input_ids.f_detach()?,
             attention_mask,
-            pad_token_id: config.pad_token_id.or(eos_token_id.first().copied()).unwrap_or_default(),
+            pad_token_id: config
+                .pad_token_id
+                .or(model.pad_token_id())
+                .or(eos_token_id.first().copied())
+                .unwrap_or_default(),
             eos_token_id,
             has_ended: vec![false; usize::try_from(batch).unwrap_or_default()],
             left: max_new_tokens,

@@ -1,7 +1,7 @@
 //! What models that classify images have in common.
 
 use crate::WrongValue;
-use accelerate::nn::CrossEntropyLoss;
+use crate::problem::{ProblemType, classification_loss};
 use accelerate::tch::Tensor;
 use accelerate::{Result, TensorTree};
 use std::collections::BTreeMap;
@@ -11,22 +11,22 @@ use std::collections::BTreeMap;
 pub struct ImageClassificationInput {
     /// `[batch, num_channels, height, width]`, floating point.
     pub pixel_values: Tensor,
-    /// Classes `[batch]`, int64. `None`: no loss.
+    /// Classes `[batch]`, int64, or what [`ProblemType`] says. `None`: no loss.
     pub labels: Option<Tensor>,
 }
 
 /// What a forward pass gives.
 #[derive(Debug, TensorTree)]
 pub struct ImageClassifierOutput {
-    /// Mean cross-entropy over the batch: a scalar. `None` without labels.
+    /// Mean loss over the batch, by [`ProblemType`] the cross-entropy: a scalar. `None` without labels.
     pub loss: Option<Tensor>,
     /// Scores before softmax `[batch, num_labels]`.
     pub logits: Tensor,
 }
 
 impl ImageClassifierOutput {
-    pub(crate) fn new(logits: Tensor, labels: Option<&Tensor>) -> Result<Self> {
-        let loss = labels.map(|labels| CrossEntropyLoss::default().forward(&logits, labels)).transpose()?;
+    pub(crate) fn new(logits: Tensor, labels: Option<&Tensor>, problem_type: Option<ProblemType>) -> Result<Self> {
+        let loss = labels.map(|labels| classification_loss(&logits, labels, problem_type)).transpose()?;
         Ok(Self { loss, logits })
     }
 }

@@ -1,7 +1,9 @@
 //! Models out of folders in the layout of Hugging Face: sizes from `config.json`, weights by name.
 
+use crate::causal_lm::OneOrMore;
 use crate::config::{CONFIG_FILE, ConfigError, MOST_BYTES, PretrainedConfig, WrongValue};
 use crate::files;
+use crate::generation::GenerationFile;
 use crate::hub::model_folder;
 use accelerate::big_model::{DispatchOptions, MaxMemory};
 use accelerate::checkpoint::{
@@ -10,7 +12,9 @@ use accelerate::checkpoint::{
 };
 use accelerate::nn::{LoadReport, Module, ParamStore, init};
 use accelerate::tch::{Device, Kind, Tensor};
-use accelerate::{BnbQuantizationConfig, Error, Result, load_and_quantize_model, load_quantize_and_dispatch, nn};
+use accelerate::{
+    BnbQuantizationConfig, Error, FloatType, Result, load_and_quantize_model, load_quantize_and_dispatch, nn,
+};
 use serde::Deserialize;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
@@ -24,7 +28,7 @@ use std::path::{Path, PathBuf};
 /// ```
 #[derive(Clone, Debug)]
 pub struct LoadOptions {
-    /// Element type of the parameters. `None`, the default: what `config.json` says (`dtype`, in older files `torch_dtype`), or
+    /// Element type of the parameters, of quantised models of those that are not, unless `quantization_config` says it. `None`, the default: what `config.json` says (`dtype`, in older files `torch_dtype`), or
     /// float32 if it says nothing.
     pub dtype: Option<Kind>,
     /// Where the model is put. Default: the CPU.
@@ -132,7 +136,11 @@ pub trait PretrainedModel: Module + Sized {
     fn from_pretrained(model: impl AsRef<Path>, options: &LoadOptions) -> Result<(Self, LoadReport)> {
         let folder = &model_folder(model, options.revision.as_deref()).map_err(Error::other)?;
         check_saved_files(folder)?;
-        let config = Self::Config::from_folder(folder).map_err(Error::other)?;
+        let mut config = Self::Config::from_folder(folder).map_err(Error::other)?;
+        let generation = GenerationFile::read(folder).map_err(Error::other)?.unwrap_or_default();
+        if let Some(ids) = generation.eos_token_id {
+            config.set_eos_token_id(OneOrMore::all(Some(ids)));
+        }
         check_quantization(folder, options.quantization_config.is_some()).map_err(Error::other)?;
         let kind = match options.dtype {
             Some(kind) => kind,
@@ -215,7 +223,8 @@ impl Found {
     }
 
     fn load<M: PretrainedModel>(self, store: &ParamStore, folder: &Path, options: &LoadOptions) -> Result<LoadReport> {
-        let quantization = options.quantization_config.as_ref();
+        let quantization = options.quantization_config.clone().map(|config| typed(config, options.dtype));
+        let quantization = quantization.as_ref();
         let aliases = store.aliases();
         let has = |name: &str| {
             self.names.contains(name)
@@ -255,6 +264,17 @@ impl Found {
         report.unexpected_keys.retain(|name| !M::is_of_no_use(name));
         Ok(report)
     }
+}
+
+/// The type that somebody has asked for is that of what is not quantised, unless the configuration says another.
+fn typed(config: BnbQuantizationConfig, dtype: Option<Kind>) -> BnbQuantizationConfig {
+    let dtype = dtype.and_then(|kind| match kind {
+        Kind::Float => Some(FloatType::Float32),
+        Kind::Half => Some(FloatType::Float16),
+        Kind::BFloat16 => Some(FloatType::BFloat16),
+        _ => None,
+    });
+    BnbQuantizationConfig { torch_dtype: config.torch_dtype.or(dtype), ..config }
 }
 
 /// Is a tensor of a file one of those that bitsandbytes keeps beside the codes of this weight?

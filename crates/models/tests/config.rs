@@ -6,7 +6,7 @@ use accelerate_models::gpt2::GPT2Config;
 use accelerate_models::llama::{LlamaConfig, LlamaModelType, RopeScaling};
 use accelerate_models::resnet::ResNetConfig;
 use accelerate_models::vit::ViTConfig;
-use accelerate_models::{ConfigError, PretrainedConfig};
+use accelerate_models::{ConfigError, PretrainedConfig, ProblemType};
 use std::path::Path;
 
 fn read<C: PretrainedConfig>(json: &str) -> Result<C, ConfigError> {
@@ -161,4 +161,41 @@ fn what_is_built_is_checked_as_what_is_read() {
     assert!(
         message(accelerate_models::resnet::ResNetModel::new(&root, &resnet).unwrap_err()).contains("depths is a list")
     );
+}
+
+#[test]
+fn keys_that_transformers_maps_count() {
+    let gpt2: GPT2Config = read(r#"{"hidden_size": 12, "num_attention_heads": 3, "num_hidden_layers": 2}"#).unwrap();
+    assert_eq!((gpt2.n_embd, gpt2.n_head, gpt2.n_layer), (12, 3, 2));
+    check::<GPT2Config>(&[(r#"{"n_head": 12, "num_attention_heads": 3}"#, "n_head")]);
+    let five = |labels: usize| assert_eq!(labels, 5);
+    five(read::<BertConfig>(r#"{"num_labels": 5}"#).unwrap().num_labels());
+    five(read::<ViTConfig>(r#"{"num_labels": 5}"#).unwrap().num_labels());
+    five(read::<ResNetConfig>(r#"{"num_labels": 5}"#).unwrap().num_labels());
+    check::<BertConfig>(&[
+        (r#"{"num_labels": 5, "id2label": {"0": "a", "1": "b", "2": "c"}}"#, "num_labels is 5"),
+        (r#"{"is_decoder": true}"#, "is_decoder is true"),
+        (r#"{"problem_type": "ranking"}"#, "problem_type: unknown variant `ranking`"),
+    ]);
+    let config = BertConfig { problem_type: Some(ProblemType::Regression), ..Default::default() };
+    assert_eq!(read::<BertConfig>(&config.to_json().unwrap()).unwrap(), config);
+}
+
+/// What Transformers takes where a file says it twice, or not at all.
+#[test]
+fn rope_is_read_as_transformers_reads_it() {
+    let scaling = r#""rope_scaling": {"rope_type": "linear", "factor": 2.0}"#;
+    let parameters = r#""rope_parameters": {"rope_type": "linear", "factor": 4.0}"#;
+    let config: LlamaConfig = read(&format!("{{{scaling}, {parameters}}}")).unwrap();
+    assert_eq!(config.rope_scaling, RopeScaling::Linear { factor: 2.0 });
+    let llama3 = |inner: &str, outer: &str| {
+        let rope = r#""rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0"#;
+        let json = format!(r#"{{"max_position_embeddings": 64, "rope_scaling": {{{rope}{inner}}}{outer}}}"#);
+        match read::<LlamaConfig>(&json).unwrap().rope_scaling {
+            RopeScaling::Llama3 { original_max_position_embeddings, .. } => original_max_position_embeddings,
+            other => panic!("{other:?}"),
+        }
+    };
+    let (inner, outer) = (r#", "original_max_position_embeddings": 16"#, r#", "original_max_position_embeddings": 32"#);
+    assert_eq!([llama3(inner, ""), llama3(inner, outer), llama3("", outer), llama3("", "")], [16, 32, 32, 64]);
 }

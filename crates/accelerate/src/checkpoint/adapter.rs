@@ -7,9 +7,9 @@ use crate::error::{LoraError, Result, WeightsError};
 use crate::lora::{AddAdapterOptions, LoadAdapterOptions, LoraConfig, PeftModel, SavePretrainedOptions};
 use crate::nn::{Param, ParamStore, StateDict, flat_elements, is_floating};
 use accelerate_core::layout::Layout;
-use accelerate_core::lora::{ADAPTER_CONFIG, ADAPTER_STEM};
+use accelerate_core::lora::{ADAPTER_CONFIG, ADAPTER_STEM, file_key};
 use accelerate_core::weight_files::shown;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use tch::Tensor;
 
@@ -114,7 +114,7 @@ impl PeftModel {
         let mut config = read_config(folder)?;
         config.inference_mode = !options.is_trainable;
         let wanted = self.tensors_of(&config, name, folder)?;
-        let tensors = read_tensors(folder, &wanted)?;
+        let tensors = self.read_tensors(folder, &wanted)?;
         let is_new = !self.adapters().iter().any(|known| known == name);
         if !is_new && !self.is_alike(name, &config)? {
             let problems = vec![format!("its layers, ranks, factors or copies are not those of the adapter {name:?}")];
@@ -129,6 +129,14 @@ impl PeftModel {
             self.delete_adapter(name)?;
         }
         loaded
+    }
+
+    fn read_tensors(&self, folder: &Path, wanted: &BTreeMap<String, Vec<i64>>) -> Result<BTreeMap<String, Tensor>> {
+        let of_model = |key: &str| {
+            let name = key.strip_prefix(&file_key(""))?.replace(".base_layer.", ".").replace(".original_module.", ".");
+            self.store().get(&name)
+        };
+        read_tensors(folder, wanted, of_model)
     }
 
     /// Names in files and shapes of all that belongs to an adapter.
@@ -182,8 +190,31 @@ fn weights_path(folder: &Path) -> PathBuf {
     if !path.exists() && older.exists() { older } else { path }
 }
 
+/// Are these numbers those of a parameter, in either's precision? Codes stand for numbers that nobody has any more.
+fn is_alike(param: &Param, found: &Tensor) -> Result<bool> {
+    if param.is_stored_as_several() {
+        return Ok(param.numel() == found.numel());
+    }
+    let values = param.full_tensor()?.f_to(found.device())?;
+    if values.size() != found.size() {
+        return Ok(false);
+    }
+    let [own_kind, kind] = [values.f_kind()?, found.f_kind()?];
+    Ok(values.f_to_kind(kind)?.f_equal(found)? || found.f_to_kind(own_kind)?.f_equal(&values)?)
+}
+
+/// Is this a further name that PEFT writes for a copy of a layer, beside the one that it reads?
+fn is_second_name(key: &str, wanted: &BTreeMap<String, Vec<i64>>) -> bool {
+    let copy = ".modules_to_save.";
+    key.contains(copy) && wanted.contains_key(&key.replace(copy, "."))
+}
+
 /// All tensors of an adapter, once all names and shapes are those that are wanted.
-fn read_tensors(folder: &Path, wanted: &BTreeMap<String, Vec<i64>>) -> Result<BTreeMap<String, Tensor>> {
+fn read_tensors(
+    folder: &Path,
+    wanted: &BTreeMap<String, Vec<i64>>,
+    of_model: impl Fn(&str) -> Option<Param>,
+) -> Result<BTreeMap<String, Tensor>> {
     let path = weights_path(folder);
     let mut source = Source::open(&path)?;
     let found: BTreeMap<&str, &Vec<i64>> =
@@ -198,14 +229,26 @@ fn read_tensors(folder: &Path, wanted: &BTreeMap<String, Vec<i64>>) -> Result<BT
             Some(_) => {}
         }
     }
-    let unknown = found.keys().filter(|name| !wanted.contains_key(**name));
-    problems.extend(unknown.map(|name| format!("{} is of no layer of it", shown(name))));
+    // PEFT also writes weights of the model: of embeddings and output layers with an adapter, and biases that copies stand for.
+    let besides = found.keys().filter(|name| !wanted.contains_key(**name) && !is_second_name(name, wanted));
+    let (own, unknown): (Vec<&str>, Vec<&str>) = besides.copied().partition(|name| of_model(name).is_some());
+    problems.extend(unknown.into_iter().map(|name| format!("{} is of no layer of it", shown(name))));
+    let own: BTreeSet<String> = own.into_iter().map(str::to_owned).collect();
     let mut tensors = BTreeMap::new();
     if problems.is_empty() {
         for (name, shape, file) in &source.tensors {
             let layout = Layout::full(shape.iter().map(|&size| size.max(0) as usize).collect::<Vec<_>>());
+            if is_second_name(name, wanted) {
+                continue;
+            }
             let tensor = source.files[*file].read_elements(name, &layout)?.f_reshape(&shape[..])?;
             let kind = tensor.f_kind()?;
+            if let Some(param) = of_model(name).filter(|_| own.contains(name)) {
+                if !is_alike(&param, &tensor)? {
+                    problems.push(format!("{} is other than the model's own", shown(name)));
+                }
+                continue;
+            }
             if !is_floating(kind) {
                 problems.push(format!("{} has elements of type {kind:?}", shown(name)));
             } else if tensor.f_isfinite()?.f_all()?.f_int64_value(&[])? == 0 {

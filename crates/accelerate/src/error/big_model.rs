@@ -36,6 +36,12 @@ pub(crate) enum BigModelError {
     WithoutValue { parameter: String },
 
     #[error(
+        "the device map keeps all linear layers elsewhere than where the model is computed, and llm_int8_enable_fp32_cpu_offload has them \
+         keep their numbers, so that none is quantised; give the device that computes more memory, or leave that setting out"
+    )]
+    NothingToQuantize,
+
+    #[error(
         "the parameter {parameter} belongs to a model that has been prepared, or is sharded; dispatch a model in place of preparing it"
     )]
     Prepared { parameter: String },

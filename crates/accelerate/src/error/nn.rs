@@ -242,6 +242,12 @@ pub(crate) enum NnError {
     )]
     Conv1DInFp16 { path: String },
 
+    #[error(
+        "{parameter} has numbers that are not finite, and with bnb_4bit_use_double_quant the scales of all others would be none either; save \
+         finite weights, or leave that setting out"
+    )]
+    NotFiniteWeight { parameter: String },
+
     #[error("{parameter} is quantised already; load the weights into a model that was made anew")]
     AlreadyQuantized { parameter: String },
 

@@ -86,7 +86,13 @@ fn join(path: &str, name: &str) -> String {
 pub(super) fn biases(model: &Model<'_>, config: &LoraConfig, resolved: &Resolved) -> Vec<Param> {
     match config.bias {
         LoraBias::None => Vec::new(),
-        LoraBias::All => model_biases(model.store),
+        LoraBias::All => {
+            // A layer of which the adapter has a copy is not used itself.
+            let saved = resolved.saved.iter().filter_map(|&layer| model.layers[layer].1.linear()?.bias().cloned());
+            let saved: Vec<Param> = saved.collect();
+            let is_used = |bias: &Param| !saved.iter().any(|saved| saved.is_same(bias));
+            model_biases(model.store).into_iter().filter(is_used).collect()
+        }
         LoraBias::LoraOnly => {
             let bias = |adapted: &AdaptedLayer| model.layers[adapted.layer].1.linear()?.bias().cloned();
             resolved.layers.iter().filter_map(bias).collect()

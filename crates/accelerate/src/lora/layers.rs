@@ -88,6 +88,7 @@ pub(super) fn entries(layers: &[(String, AnyLayer)]) -> Vec<LayerEntry> {
             Some(linear) => LayerEntry {
                 has_bias: linear.bias().is_some(),
                 is_tied: tables.iter().any(|table| table.is_same(linear.weight())),
+                is_transposed: linear.is_transposed(),
                 ..LayerEntry::new(path.clone(), LayerKind::Linear, linear.sizes().map(|size| size.max(0) as usize))
             },
             None => LayerEntry::new(path.clone(), LayerKind::Other(other.kind().to_owned()), [0, 0]),

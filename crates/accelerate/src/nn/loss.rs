@@ -2,7 +2,7 @@
 
 use super::layer::forward_error;
 use crate::error::Result;
-use tch::{Device, Kind, Reduction, TchError, Tensor};
+use tch::{Reduction, TchError, Tensor};
 use torch_ext::scalar;
 
 /// `torch.nn.CrossEntropyLoss`: how far scores are from the classes that were wanted.
@@ -168,7 +168,7 @@ impl KLDivLoss {
         let loss = loss.map_err(|source| loss_error("KLDivLoss", format!("{:?}", target.size()), input, source))?;
         match (self.reduction, input.size().first()) {
             (KLDivReduction::BatchMean, Some(&batch)) => {
-                let batch = scalar::full(&[], batch as f64, (Kind::Double, Device::Cpu))?;
+                let batch = scalar::full(&[], batch as f64, (loss.f_kind()?, loss.device()))?;
                 Ok(loss.f_divide(&batch)?)
             }
             _ => Ok(loss),

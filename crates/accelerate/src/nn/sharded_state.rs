@@ -52,7 +52,7 @@ impl ParamStore {
     pub fn sharded_state_dict(&self) -> Result<ShardedStateDict> {
         self.shards(|param| {
             let _resident = param.load()?;
-            Ok(param.local().f_detach_copy()?)
+            Ok(param.stored_values()?.f_detach_copy()?)
         })
     }
 

@@ -302,6 +302,10 @@ fn quantize(name: &str, full: &Tensor, options: FourBitOptions) -> Result<(Quant
     };
     let mut nested_state = None;
     let (absmax, nested) = if options.double_quant {
+        // The mean of the scales is a part of all of them.
+        if absmax.f_isfinite()?.f_all()?.f_int64_value(&[])? == 0 {
+            return Err(NnError::NotFiniteWeight { parameter: name.to_owned() }.into());
+        }
         let offset = absmax.f_mean(Kind::Float)?.f_double_value(&[])?;
         let map = Tensor::f_from_slice(&dynamic_map())?.f_to(device)?;
         let centred = scalar::add(&absmax, -offset)?;

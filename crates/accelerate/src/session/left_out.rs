@@ -92,7 +92,7 @@ impl PreparedParameters {
             return Ok(*known);
         }
         let _resident = param.load()?;
-        let local = param.local().f_detach()?.f_contiguous()?.f_reshape([-1])?;
+        let local = param.stored_values()?.f_contiguous()?.f_reshape([-1])?;
         let mut sum = 0i64;
         let mut at = 0;
         for run in param.layout().runs() {

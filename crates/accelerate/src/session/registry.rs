@@ -230,7 +230,7 @@ impl StateReader for PreparedParameters {
                 drop(_resident.take());
                 (unit, _resident) = (own, param.load()?);
             }
-            place.shallow_clone().f_copy_(&param.local().f_detach()?.f_view(&*place.size())?)?;
+            place.shallow_clone().f_copy_(&param.stored_values()?.f_view(&*place.size())?)?;
         }
         Ok(())
     }

@@ -183,3 +183,26 @@ fn inputs_that_do_not_fit_are_named() {
     }
     assert_eq!(both.conv.1.forward(&formula(&[IN], 0.0)).unwrap().size(), [OUT]);
 }
+
+#[test]
+fn a_copy_of_it_is_saved_and_loads() {
+    let (folder, both) = (tempfile::tempdir().unwrap(), Both::new());
+    let other = Linear::new(both.conv.0.root() / "proj", 4, 4, Default::default()).unwrap();
+    let config = LoraConfig {
+        target_modules: Some(["proj"].into()),
+        modules_to_save: vec!["c_attn".to_owned()],
+        ..Default::default()
+    };
+    let peft = get_peft_model(&both.conv.0, config).unwrap();
+    let copy = both.conv.0.get("c_attn.modules_to_save.default.weight").unwrap();
+    copy.copy_(&formula(&copy.shape(), 7.0)).unwrap();
+    peft.save_pretrained(folder.path(), &Default::default()).unwrap();
+    let again = Both::new();
+    Linear::new(again.conv.0.root() / "proj", 4, 4, Default::default()).unwrap();
+    for param in [&other.weight, other.bias.as_ref().unwrap()] {
+        again.conv.0.get(param.name()).unwrap().copy_(&param.get().unwrap().detach()).unwrap();
+    }
+    PeftModel::from_pretrained(&again.conv.0, folder.path(), Default::default()).unwrap();
+    let loaded = again.conv.0.get("c_attn.modules_to_save.default.weight").unwrap();
+    assert_eq!(loaded.get().unwrap().detach(), copy.get().unwrap().detach());
+}

@@ -2,13 +2,13 @@
 
 use super::model::{Model, cases, formula};
 use super::vectors::{assert_close, expected, output};
-use accelerate::checkpoint::{checkpoint_shapes, load_file, verify_saved_files};
+use accelerate::checkpoint::{checkpoint_shapes, load_file, save_file, verify_saved_files};
 use accelerate::lora::{
-    AddAdapterOptions, InitLoraWeights, LoadAdapterOptions, LoraConfig, PeftModel, SavePretrainedOptions,
+    AddAdapterOptions, InitLoraWeights, LoadAdapterOptions, LoraBias, LoraConfig, PeftModel, SavePretrainedOptions,
     get_peft_model,
 };
-use accelerate::nn::Module;
-use accelerate::tch::Device;
+use accelerate::nn::{Module, StateDict};
+use accelerate::tch::{Device, Tensor};
 use std::path::{Path, PathBuf};
 
 /// What PEFT has saved after training.
@@ -105,4 +105,50 @@ fn several_adapters_have_folders_of_their_own() {
     let options = SavePretrainedOptions { is_main_process: false, ..Default::default() };
     assert!(peft.save_pretrained(only.path().join("nothing"), &options).unwrap().is_empty());
     assert!(!only.path().join("nothing").exists());
+}
+
+/// A copy of a layer and the layer's own bias have one name in files, and only the copy is trained.
+#[test]
+fn biases_of_copied_layers_are_those_of_the_copies() {
+    let (folder, model) = (tempfile::tempdir().unwrap(), Model::new(Device::Cpu).unwrap());
+    let config = LoraConfig {
+        target_modules: Some(["q_proj"].into()),
+        modules_to_save: vec!["score".to_owned()],
+        bias: LoraBias::All,
+        init_lora_weights: InitLoraWeights::Random,
+        ..Default::default()
+    };
+    let peft = get_peft_model(&model.store, config).unwrap();
+    let own = model.store.get("score.bias").unwrap();
+    assert!(!own.requires_grad());
+    let trained = model.store.get("score.modules_to_save.default.bias").unwrap();
+    trained.copy_(&formula(&trained.shape(), 4.0)).unwrap();
+    let wanted = output(&model);
+    peft.save_pretrained(folder.path(), &Default::default()).unwrap();
+    let path = folder.path().join("adapter_model.safetensors");
+    let saved = load_file(&path).unwrap();
+    assert_eq!(saved.get("base_model.model.score.bias").unwrap(), &trained.get().unwrap().detach());
+    let load = || {
+        let again = Model::new(Device::Cpu).unwrap();
+        PeftModel::from_pretrained(&again.store, folder.path(), Default::default()).map(|_| output(&again))
+    };
+    assert_eq!(load().unwrap(), wanted);
+
+    // PEFT writes the copy under a second name, and what the model has of its own.
+    let with = |name: &str, tensor: Tensor| {
+        let mut state: StateDict = load_file(&path).unwrap().into_iter().map(|(n, t)| (n, t.copy())).collect();
+        state.insert(name, tensor);
+        std::fs::remove_file(&path).unwrap();
+        // PEFT writes none.
+        let _ = std::fs::remove_file(folder.path().join("adapter_model.manifest.json"));
+        save_file(&state, &path).unwrap();
+    };
+    with("base_model.model.score.modules_to_save.bias", trained.get().unwrap().detach().copy());
+    with("base_model.model.score.original_module.bias", own.get().unwrap().detach().copy());
+    let q_proj = model.store.get("layers.0.q_proj.weight").unwrap().get().unwrap().detach().copy();
+    with("base_model.model.layers.0.q_proj.base_layer.weight", q_proj.copy());
+    assert_eq!(load().unwrap(), wanted);
+    with("base_model.model.layers.0.q_proj.base_layer.weight", q_proj * 2.0);
+    let text = load().unwrap_err().to_string();
+    assert!(text.contains("layers.0.q_proj.base_layer.weight is other than the model's own"), "{text}");
 }

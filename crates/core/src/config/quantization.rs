@@ -113,6 +113,12 @@ impl QuantizationSettings {
             let (name, found) = ("bnb_4bit_blocksize", self.bnb_4bit_blocksize as f64);
             return Err(ConfigErrorKind::OutOfRange { name, found, wanted }.into());
         }
+        let is_other = self.torch_dtype.is_some_and(|dtype| dtype != FloatType::Float32);
+        if self.llm_int8_enable_fp32_cpu_offload && is_other {
+            let (first, second) = ("torch_dtype", "llm_int8_enable_fp32_cpu_offload");
+            let why = "which keeps what is offloaded in 32 bits, and the layers beside it take and give what it does";
+            return Err(ConfigErrorKind::Contradiction { first, second, why }.into());
+        }
         match (self.load_in_8bit, self.load_in_4bit) {
             (true, true) => Err(contradiction("a weight has one of them; set one").into()),
             (false, false) => Err(contradiction("one of them has to be set, or nothing is quantised").into()),

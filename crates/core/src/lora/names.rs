@@ -119,7 +119,9 @@ impl Resolved {
                 let name = format!("modules_to_save.{adapter}.{name}");
                 tensors.push(AdapterTensor { kind, layer, name, file_key, shape: shape.to_vec() });
             };
-            add(Tensor::SavedWeight, "weight", &entry.shape);
+            let [rows, columns] = entry.shape;
+            let stored = if entry.is_transposed { [columns, rows] } else { [rows, columns] };
+            add(Tensor::SavedWeight, "weight", &stored);
             if entry.has_bias {
                 add(Tensor::SavedBias, "bias", &entry.shape[..1]);
             }

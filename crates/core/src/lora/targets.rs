@@ -33,12 +33,14 @@ pub struct LayerEntry {
     pub has_bias: bool,
     /// Does it share its weight with an embedding? Then it is the output layer of a language model.
     pub is_tied: bool,
+    /// Is its weight stored as `[in_features, out_features]`, as a `Conv1D` has it?
+    pub is_transposed: bool,
 }
 
 impl LayerEntry {
     /// A layer without bias whose weight is its own.
     pub fn new(path: impl Into<String>, kind: LayerKind, shape: [usize; 2]) -> Self {
-        Self { path: path.into(), kind, shape, has_bias: false, is_tied: false }
+        Self { path: path.into(), kind, shape, has_bias: false, is_tied: false, is_transposed: false }
     }
 }
 

@@ -3,9 +3,10 @@
 use super::init::linear;
 use super::{BertConfig, BertModel};
 use crate::PretrainedModel;
+use crate::problem::{ProblemType, classification_loss};
 use crate::tensor_parallel::{encoder_plan, features};
 use accelerate::nn::{Dropout, Linear, Module, ParamStore, Path};
-use accelerate::tch::{Reduction, Tensor};
+use accelerate::tch::Tensor;
 use accelerate::{ParallelStyle, Result, TensorParallelPlan, TensorTree};
 
 /// What the model takes: int64 tensors.
@@ -51,12 +52,13 @@ pub struct BertForSequenceClassification {
     classifier: Linear,
     /// Features of a head of attention.
     head_dim: usize,
+    problem_type: Option<ProblemType>,
 }
 
 /// What a forward pass gives.
 #[derive(Debug, TensorTree)]
 pub struct SequenceClassifierOutput {
-    /// Mean cross-entropy over the batch: a scalar.
+    /// Mean loss over the batch, by [`ProblemType`] the cross-entropy: a scalar.
     pub loss: Tensor,
     /// Scores before softmax `[batch, num_labels]`.
     pub logits: Tensor,
@@ -75,6 +77,7 @@ impl BertForSequenceClassification {
             dropout: Dropout::new(path, dropout)?,
             classifier: linear(path / "classifier", config.hidden_size, config.num_labels() as i64, config)?,
             head_dim: features(config.hidden_size.checked_div(config.num_attention_heads)),
+            problem_type: config.problem_type,
         })
     }
 
@@ -125,8 +128,7 @@ impl Module for BertForSequenceClassification {
 
     fn forward(&self, batch: &Batch) -> Result<SequenceClassifierOutput> {
         let logits = self.logits(batch)?;
-        let no_weight: Option<Tensor> = None;
-        let loss = logits.f_cross_entropy_loss(&batch.labels, no_weight, Reduction::Mean, -100, 0.0)?;
+        let loss = classification_loss(&logits, &batch.labels, self.problem_type)?;
         Ok(SequenceClassifierOutput { loss, logits })
     }
 

@@ -6,6 +6,7 @@ use crate::config::{
     check_probabilities, check_sizes,
 };
 use crate::image_classification::{check_labels, label_names};
+use crate::problem::{ProblemType, labels_of};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -54,6 +55,8 @@ pub struct BertConfig {
     pub pad_token_id: i64,
     /// Names of the classes, by label; at least one.
     pub id2label: BTreeMap<usize, String>,
+    /// What labels are, where it does not follow from their number and type.
+    pub problem_type: Option<ProblemType>,
 }
 
 impl Default for BertConfig {
@@ -102,7 +105,11 @@ impl PretrainedConfig for BertConfig {
             let found = format!("{:?}", file.position_embedding_type);
             return Err(WrongValue::new("position_embedding_type", found, "\"absolute\""));
         }
-        Ok(file.into())
+        if file.is_decoder {
+            return Err(WrongValue::new("is_decoder", true, "false: every token sees all others here"));
+        }
+        let id2label = labels_of(file.id2label.clone(), file.num_labels)?;
+        Ok(Self { id2label, ..file.into() })
     }
 
     fn to_file(&self) -> ConfigFile {
@@ -165,6 +172,12 @@ pub struct ConfigFile {
     pad_token_id: i64,
     id2label: BTreeMap<usize, String>,
     label2id: BTreeMap<String, usize>,
+    #[serde(skip_serializing)]
+    is_decoder: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem_type: Option<ProblemType>,
+    #[serde(skip_serializing)]
+    num_labels: Option<usize>,
 }
 
 impl Default for ConfigFile {
@@ -189,6 +202,9 @@ impl Default for ConfigFile {
             pad_token_id: 0,
             id2label: label_names(2),
             label2id: BTreeMap::new(),
+            is_decoder: false,
+            problem_type: None,
+            num_labels: None,
         }
     }
 }
@@ -211,6 +227,7 @@ impl From<ConfigFile> for BertConfig {
             layer_norm_eps: file.layer_norm_eps,
             pad_token_id: file.pad_token_id,
             id2label: file.id2label,
+            problem_type: file.problem_type,
         }
     }
 }
@@ -234,6 +251,7 @@ impl From<BertConfig> for ConfigFile {
             pad_token_id: config.pad_token_id,
             label2id: config.id2label.iter().map(|(&label, name)| (name.clone(), label)).collect(),
             id2label: config.id2label,
+            problem_type: config.problem_type,
             ..Self::default()
         }
     }

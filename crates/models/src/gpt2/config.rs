@@ -189,6 +189,10 @@ impl PretrainedConfig for GPT2Config {
         check_num_parameters(("n_embd", self.n_embd), num_parameters, MOST_PARAMETERS)
     }
 
+    fn set_eos_token_id(&mut self, eos_token_id: Vec<i64>) {
+        self.eos_token_id = eos_token_id;
+    }
+
     fn initializer_range(&self) -> f64 {
         self.initializer_range
     }
@@ -202,9 +206,13 @@ pub struct ConfigFile {
     architectures: Vec<String>,
     model_type: String,
     vocab_size: i64,
+    #[serde(alias = "max_position_embeddings")]
     n_positions: i64,
+    #[serde(alias = "hidden_size")]
     n_embd: i64,
+    #[serde(alias = "num_hidden_layers")]
     n_layer: usize,
+    #[serde(alias = "num_attention_heads")]
     n_head: i64,
     n_inner: Option<i64>,
     activation_function: Activation,

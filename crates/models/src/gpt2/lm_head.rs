@@ -98,6 +98,10 @@ impl CausalLM for GPT2LMHeadModel {
     fn eos_token_id(&self) -> &[i64] {
         &self.config.eos_token_id
     }
+
+    fn pad_token_id(&self) -> Option<i64> {
+        self.config.pad_token_id
+    }
 }
 
 impl PretrainedModel for GPT2LMHeadModel {

@@ -95,6 +95,10 @@ impl CausalLM for LlamaForCausalLM {
     fn eos_token_id(&self) -> &[i64] {
         &self.config.eos_token_id
     }
+
+    fn pad_token_id(&self) -> Option<i64> {
+        self.config.pad_token_id
+    }
 }
 
 impl PretrainedModel for LlamaForCausalLM {

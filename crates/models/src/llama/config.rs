@@ -213,6 +213,10 @@ impl PretrainedConfig for LlamaConfig {
         check_num_parameters(("hidden_size", self.hidden_size), self.num_parameters(), MOST_PARAMETERS)
     }
 
+    fn set_eos_token_id(&mut self, eos_token_id: Vec<i64>) {
+        self.eos_token_id = eos_token_id;
+    }
+
     fn initializer_range(&self) -> f64 {
         self.initializer_range
     }

@@ -42,6 +42,8 @@ pub struct ConfigFile {
     /// Version 4.
     rope_scaling: Option<RopeFile>,
     /// Version 5.
+    #[serde(skip_serializing)]
+    original_max_position_embeddings: Option<i64>,
     rope_parameters: Option<RopeFile>,
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     bos_token_id: Option<Option<i64>>,
@@ -197,7 +199,11 @@ impl ConfigFile {
                 return Err(WrongValue::new("num_attention_heads", num_attention_heads, wanted));
             }
         };
-        let rope = self.rope_parameters.clone().or(self.rope_scaling.clone()).unwrap_or_default();
+        // As Transformers decides where a file has both, or the same number twice.
+        let rope = self.rope_scaling.clone().or(self.rope_parameters.clone()).unwrap_or_default();
+        let max_position_embeddings = self.max_position_embeddings.unwrap_or(defaults.max_position_embeddings);
+        let original = self.original_max_position_embeddings.or(rope.original_max_position_embeddings);
+        let rope = RopeFile { original_max_position_embeddings: original.or(Some(max_position_embeddings)), ..rope };
         let num_key_value_heads = self.num_key_value_heads.or(defaults.num_key_value_heads);
         let num_hidden_layers = self.num_hidden_layers.unwrap_or(llama.num_hidden_layers);
         Ok(LlamaConfig {
@@ -210,7 +216,7 @@ impl ConfigFile {
             num_key_value_heads: num_key_value_heads.unwrap_or(num_attention_heads),
             head_dim,
             hidden_act: self.hidden_act.unwrap_or(llama.hidden_act),
-            max_position_embeddings: self.max_position_embeddings.unwrap_or(defaults.max_position_embeddings),
+            max_position_embeddings,
             initializer_range: self.initializer_range.unwrap_or(llama.initializer_range),
             rms_norm_eps: self.rms_norm_eps.unwrap_or(llama.rms_norm_eps),
             tie_word_embeddings: self.tie_word_embeddings,
@@ -289,6 +295,7 @@ impl ConfigFile {
                 _ => Some(RopeFile::of(config)),
             },
             rope_parameters: Some(RopeFile::of(config)),
+            original_max_position_embeddings: None,
             bos_token_id: Some(config.bos_token_id),
             eos_token_id: Some(OneOrMore::of(&config.eos_token_id)),
             pad_token_id: config.pad_token_id,

@@ -3,6 +3,7 @@
 use super::{ResNetConfig, ResNetModel};
 use crate::PretrainedModel;
 use crate::image_classification::{ImageClassificationInput, ImageClassifierOutput};
+use crate::problem::ProblemType;
 use accelerate::Result;
 use accelerate::nn::{Linear, Module, ParamStore, Path};
 use accelerate::tch::Tensor;
@@ -28,6 +29,7 @@ pub struct ResNetForImageClassification {
     store: ParamStore,
     resnet: ResNetModel,
     classifier: Linear,
+    problem_type: Option<ProblemType>,
 }
 
 impl ResNetForImageClassification {
@@ -40,7 +42,7 @@ impl ResNetForImageClassification {
         let width = config.hidden_sizes.last().copied().unwrap_or_default();
         // The first part of the classifier in Transformers flattens, and has no parameters.
         let classifier = Linear::new(path / "classifier" / 1, width, config.num_labels() as i64, Default::default())?;
-        Ok(Self { store: path.store().clone(), resnet, classifier })
+        Ok(Self { store: path.store().clone(), resnet, classifier, problem_type: config.problem_type })
     }
 
     /// Scores before softmax `[batch, num_labels]` of `pixel_values [batch, num_channels, height, width]`.
@@ -58,7 +60,7 @@ impl Module for ResNetForImageClassification {
     type Output = ImageClassifierOutput;
 
     fn forward(&self, input: &ImageClassificationInput) -> Result<ImageClassifierOutput> {
-        ImageClassifierOutput::new(self.logits(&input.pixel_values)?, input.labels.as_ref())
+        ImageClassifierOutput::new(self.logits(&input.pixel_values)?, input.labels.as_ref(), self.problem_type)
     }
 
     fn params(&self) -> &ParamStore {

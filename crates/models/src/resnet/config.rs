@@ -4,6 +4,7 @@ use super::residual::REDUCTION;
 use crate::Activation;
 use crate::config::{PretrainedConfig, WrongValue, check_depths, check_num_parameters, check_sizes};
 use crate::image_classification::{check_labels, label_names, labels_by_name};
+use crate::problem::{ProblemType, labels_of};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -47,6 +48,8 @@ pub struct ResNetConfig {
     pub downsample_in_bottleneck: bool,
     /// Names of the classes, by label; at least one.
     pub id2label: BTreeMap<usize, String>,
+    /// What labels are, where it does not follow from their number and type.
+    pub problem_type: Option<ProblemType>,
 }
 
 impl Default for ResNetConfig {
@@ -61,6 +64,7 @@ impl Default for ResNetConfig {
             downsample_in_first_stage: false,
             downsample_in_bottleneck: false,
             id2label: label_names(2),
+            problem_type: None,
         }
     }
 }
@@ -101,7 +105,8 @@ impl PretrainedConfig for ResNetConfig {
             hidden_act: file.hidden_act,
             downsample_in_first_stage: file.downsample_in_first_stage,
             downsample_in_bottleneck: file.downsample_in_bottleneck,
-            id2label: file.id2label,
+            id2label: labels_of(file.id2label, file.num_labels)?,
+            problem_type: file.problem_type,
         })
     }
 
@@ -119,6 +124,8 @@ impl PretrainedConfig for ResNetConfig {
             downsample_in_bottleneck: self.downsample_in_bottleneck,
             label2id: labels_by_name(&self.id2label),
             id2label: self.id2label.clone(),
+            problem_type: self.problem_type,
+            num_labels: None,
         }
     }
 
@@ -175,6 +182,10 @@ pub struct ConfigFile {
     downsample_in_bottleneck: bool,
     id2label: BTreeMap<usize, String>,
     label2id: BTreeMap<String, usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem_type: Option<ProblemType>,
+    #[serde(skip_serializing)]
+    num_labels: Option<usize>,
 }
 
 impl Default for ConfigFile {

@@ -4,6 +4,7 @@ use super::ViTConfig;
 use super::embeddings::Embeddings;
 use super::layer::{ViTLayer, layer_norm, linear};
 use crate::image_classification::{ImageClassificationInput, ImageClassifierOutput};
+use crate::problem::ProblemType;
 use crate::tensor_parallel::{encoder_plan, features};
 use crate::{PretrainedConfig, PretrainedModel};
 use accelerate::nn::{Checkpointed, LayerNorm, Linear, Module, ParamStore, Path};
@@ -80,6 +81,7 @@ pub struct ViTForImageClassification {
     classifier: Linear,
     /// Features of a head of attention.
     head_dim: usize,
+    problem_type: Option<ProblemType>,
 }
 
 impl ViTForImageClassification {
@@ -92,7 +94,7 @@ impl ViTForImageClassification {
         let sizes = (config.hidden_size, config.num_labels() as i64);
         let head_dim = features(config.hidden_size.checked_div(config.num_attention_heads));
         let classifier = linear(path / "classifier", sizes, true, config)?;
-        Ok(Self { store: path.store().clone(), vit, classifier, head_dim })
+        Ok(Self { store: path.store().clone(), vit, classifier, head_dim, problem_type: config.problem_type })
     }
 
     /// Scores before softmax `[batch, num_labels]` of `pixel_values [batch, num_channels, height, width]`.
@@ -109,7 +111,7 @@ impl Module for ViTForImageClassification {
     type Output = ImageClassifierOutput;
 
     fn forward(&self, input: &ImageClassificationInput) -> Result<ImageClassifierOutput> {
-        ImageClassifierOutput::new(self.logits(&input.pixel_values)?, input.labels.as_ref())
+        ImageClassifierOutput::new(self.logits(&input.pixel_values)?, input.labels.as_ref(), self.problem_type)
     }
 
     fn params(&self) -> &ParamStore {

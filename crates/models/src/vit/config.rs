@@ -6,6 +6,7 @@ use crate::config::{
     check_probabilities, check_sizes,
 };
 use crate::image_classification::{check_labels, label_names, labels_by_name};
+use crate::problem::{ProblemType, labels_of};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -49,6 +50,8 @@ pub struct ViTConfig {
     pub qkv_bias: bool,
     /// Names of the classes, by label; at least one.
     pub id2label: BTreeMap<usize, String>,
+    /// What labels are, where it does not follow from their number and type.
+    pub problem_type: Option<ProblemType>,
 }
 
 impl Default for ViTConfig {
@@ -68,6 +71,7 @@ impl Default for ViTConfig {
             num_channels: 3,
             qkv_bias: true,
             id2label: label_names(2),
+            problem_type: None,
         }
     }
 }
@@ -108,7 +112,8 @@ impl PretrainedConfig for ViTConfig {
             patch_size: file.patch_size.both(),
             num_channels: file.num_channels,
             qkv_bias: file.qkv_bias,
-            id2label: file.id2label,
+            id2label: labels_of(file.id2label, file.num_labels)?,
+            problem_type: file.problem_type,
         })
     }
 
@@ -131,6 +136,8 @@ impl PretrainedConfig for ViTConfig {
             qkv_bias: self.qkv_bias,
             label2id: labels_by_name(&self.id2label),
             id2label: self.id2label.clone(),
+            problem_type: self.problem_type,
+            num_labels: None,
         }
     }
 
@@ -209,6 +216,10 @@ pub struct ConfigFile {
     qkv_bias: bool,
     id2label: BTreeMap<usize, String>,
     label2id: BTreeMap<String, usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    problem_type: Option<ProblemType>,
+    #[serde(skip_serializing)]
+    num_labels: Option<usize>,
 }
 
 impl Default for ConfigFile {
