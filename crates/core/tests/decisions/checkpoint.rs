@@ -1,6 +1,8 @@
 //! Who writes what of a checkpoint, and what a description of one may say.
 
-use accelerate_core::checkpoint::{Checkpoint, Completed, HeldTensor, Retention, assign, checkpoint_number};
+use accelerate_core::checkpoint::{
+    Checkpoint, Completed, HeldTensor, MOST_STEPS, Retention, assign, checkpoint_number,
+};
 use accelerate_core::layout::Layout;
 use proptest::prelude::*;
 use rstest::rstest;
@@ -192,7 +194,9 @@ fn ranks_have_their_own_values_where_these_differ() {
 
 #[test]
 fn numbers_of_folders_are_read_as_they_are_written() {
-    assert_eq!(checkpoint_number("checkpoint_18446744073709551615"), Some(usize::MAX));
+    // A run goes on from the largest of them, and saves one more.
+    assert_eq!(checkpoint_number(&format!("checkpoint_{}", MOST_STEPS - 1)), Some(MOST_STEPS - 1));
+    assert_eq!(checkpoint_number(&format!("checkpoint_{MOST_STEPS}")), None);
     assert_eq!(checkpoint_number("checkpoint_18446744073709551616"), None);
 }
 

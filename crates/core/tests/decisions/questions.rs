@@ -502,3 +502,28 @@ fn axes_and_eight_bits_of_a_script_in_python_become_a_file_that_a_launch_takes()
         "a program in Rust has none of it"
     );
 }
+
+/// Sizes of axes that two machines cannot start alike are not taken, and the default is one that they can.
+#[test]
+fn axes_fill_all_machines() {
+    let questionnaire = Questionnaire::new(MachineFacts { num_gpus: 0, num_cores: 8 });
+    let said = [
+        ("machine_type", "MULTI_CPU"),
+        ("num_machines", "6"),
+        ("main_process_ip", "10.0.0.1"),
+        ("sharding", "FSDP"),
+        ("use_parallelism_config", "yes"),
+        ("parallelism_config.dp_replicate_size", "2"),
+        ("parallelism_config.dp_shard_size", "2"),
+    ];
+    let mut answers = Answers::default();
+    while let Some(question) = questionnaire.next(&answers).question {
+        if question.name == "parallelism_config.tp_size" {
+            let reason = questionnaire.answer(&answers, &question, "1").unwrap_err().to_string();
+            assert!(reason.contains("a multiple of 3, so that each of the 6 machines"), "{reason}");
+        }
+        let text = said.iter().find(|(name, _)| *name == question.name).map_or("", |(_, text)| text);
+        answers = questionnaire.answer(&answers, &question, text).unwrap();
+    }
+    assert_eq!((answers.get("parallelism_config.tp_size"), answers.get("num_processes")), (Some("3"), Some("12")));
+}

@@ -118,6 +118,21 @@ impl Known {
         self.has_axes().then(|| sizes.into_iter().fold(1, usize::saturating_mul))
     }
 
+    /// The least number of processes for each layer with which the axes so far fill all machines alike.
+    pub(super) fn processes_for_machines(&self) -> usize {
+        let machines = self.number("num_machines").max(1);
+        // Of both axes together it may be more than a number holds, and only what they share with the machines counts.
+        [REPLICATE, SHARD].iter().fold(machines, |left, axis| left / greatest_common_divisor(left, self.number(axis)))
+    }
+
+    pub(super) fn check_machines_of_axes(&self, text: &str) -> Result<(), String> {
+        let step = self.processes_for_machines();
+        let is_multiple = text.trim().parse::<usize>().is_ok_and(|size| size.is_multiple_of(step));
+        let machines = self.number("num_machines");
+        let why = format!("a multiple of {step}, so that each of the {machines} machines starts as many processes");
+        if is_multiple { Ok(()) } else { Err(why) }
+    }
+
     pub(super) fn has_custom_dynamo(&self) -> bool {
         self.is_yes(CUSTOM_DYNAMO)
     }
@@ -187,7 +202,7 @@ impl Known {
 
     /// One for each GPU. On CPUs a few, because the processes of a machine share its cores.
     pub(super) fn default_num_processes(&self) -> String {
-        if let Some(number) = self.num_processes_of_axes().filter(|_| self.answers.get(CONTEXT).is_some()) {
+        if let Some(number) = self.num_processes_of_axes().filter(|_| self.answers.get(TENSOR).is_some()) {
             return number.to_string();
         }
         let MachineFacts { num_gpus, num_cores } = self.machine;
@@ -198,6 +213,13 @@ impl Known {
         };
         on_each.saturating_mul(self.number("num_machines")).to_string()
     }
+}
+
+fn greatest_common_divisor(mut a: usize, mut b: usize) -> usize {
+    while b != 0 {
+        (a, b) = (b, a % b);
+    }
+    a.max(1)
 }
 
 pub(super) fn less_than(text: &str, end: usize) -> Result<(), String> {

@@ -357,7 +357,8 @@ pub(super) static ROWS: &[Row] = &[
         .check(|known, text| shard_size(text, known.number(REPLICATE))),
     setting(TENSOR, "How many processes shall divide each layer?", "It helps where a single layer is too large.")
         .when(Known::has_axes)
-        .check(|_, text| above_zero(text)),
+        .default(|known| known.processes_for_machines().to_string())
+        .check(|known, text| above_zero(text).and_then(|()| known.check_machines_of_axes(text))),
     setting(CONTEXT, "How many processes shall divide each sequence?", "It helps where sequences are very long.")
         .when(Known::has_axes)
         .check(|known, text| context_size(text, known.number(SHARD))),
