@@ -122,10 +122,12 @@ pub fn load_and_quantize_model(
 ///
 /// let store = ParamStore::init_empty_weights(Device::Cpu);
 /// let layers = layers(&store)?;
-/// let config = BnbQuantizationConfig { load_in_4bit: Some(true), ..Default::default() };
+/// // The last one, too, which would be taken for a head.
+/// let skip = Some(Vec::new());
+/// let config = BnbQuantizationConfig { load_in_4bit: Some(true), llm_int8_skip_modules: skip, ..Default::default() };
 /// let dispatch = DispatchOptions { offload_dir: Some(folder.join("offload")), ..Default::default() };
 /// let options = LoadAndDispatchOptions {
-///     // Codes of a layer take 2 KiB; its numbers would take 16.
+///     // Codes and bias of a layer take 2.6 KB, and room for one is left free; with its numbers it would take 17.
 ///     max_memory: Some(MaxMemory::from_texts([("cpu", "9KB")])?),
 ///     load: LoadOptions { dispatch, ..Default::default() },
 ///     ..Default::default()

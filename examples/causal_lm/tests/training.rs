@@ -124,7 +124,7 @@ fn files_that_do_not_fit_are_named() {
     let rows: [(&[&str], &str); 9] = [
         (&["--train_file", &short, "--validation_file", &short], "short.txt is too short"),
         (&["--train_file", &tokens], "give a --validation_file as well"),
-        (&["--train_file", "absent.txt", "--validation_file", &short], "could not read absent.txt"),
+        (&["--train_file", "absent.txt", "--validation_file", &short], "cannot read absent.txt"),
         (&["--model_name_or_path", &model], "the model_type \"bert\" does not continue texts here"),
         (&["--block_size", "1"], "wanted a whole number from 2"),
         (&["--load_in_4bit", "--model_name_or_path", &model], "add --lora_rank 16"),
