@@ -5,7 +5,7 @@
 
 The first makes a vocabulary of the training texts and a model with random weights, of the size that `nlp_example` trains. The second is
 the whole job: it reads the texts, trains for one epoch by the schedule of `nlp_example`, judges all texts of the other file, and the
-main process prints `report=` with the accuracy.
+main process prints `report=` with its mean loss and the accuracy.
 """
 
 import argparse
@@ -93,14 +93,14 @@ def main():
         model, optimizer, train_loader, validation_loader, scheduler
     )
     model.train()
-    steps = 0
+    losses = []
     for batch in train_loader:
         loss = model(**batch).loss
         accelerator.backward(loss)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()
-        steps += 1
+        losses.append(loss.item())
     model.eval()
     right = total = 0
     for batch in validation_loader:
@@ -110,7 +110,8 @@ def main():
         right += (predictions == labels).sum().item()
         total += labels.numel()
     if accelerator.is_main_process:
-        print("report=" + json.dumps({"accuracy": right / total, "num_rows": total, "steps": steps}), flush=True)
+        report = {"accuracy": right / total, "loss": sum(losses) / len(losses), "num_rows": total, "steps": len(losses)}
+        print("report=" + json.dumps(report), flush=True)
     accelerator.end_training()
 
 

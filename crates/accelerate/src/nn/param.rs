@@ -416,15 +416,6 @@ impl Param {
         }
     }
 
-    /// The values that this process stores, in the shape of [`local`](Self::local); of a parameter that is offloaded, while it is
-    /// [loaded](Self::load). What a device map keeps on a disk has no values in `local`.
-    pub(crate) fn stored_values(&self) -> Result<Tensor> {
-        match self.is_kept_on_disk() && !self.is_stored_as_several() {
-            true => self.full_tensor(),
-            false => Ok(self.local().f_detach()?),
-        }
-    }
-
     /// From now on every rank holds all of it.
     pub(crate) fn set_replicated(&self, full: Tensor) -> Result<()> {
         let full = full.f_set_requires_grad(self.requires_grad())?;

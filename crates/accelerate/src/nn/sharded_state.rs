@@ -44,6 +44,17 @@ impl ShardedStateDict {
     }
 }
 
+impl Param {
+    /// The values that this process stores, in the shape of [`local`](Self::local); of a parameter that is offloaded, while it is
+    /// [loaded](Self::load). What a device map keeps on a disk has no values in `local`.
+    pub(crate) fn stored_values(&self) -> Result<Tensor> {
+        match self.is_kept_on_disk() && !self.is_stored_as_several() {
+            true => self.full_tensor(),
+            false => Ok(self.local().f_detach()?),
+        }
+    }
+}
+
 impl ParamStore {
     /// Copies of this process's shards of all parameters and persistent buffers. Nothing travels: not collective.
     ///
