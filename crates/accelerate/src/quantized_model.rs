@@ -1,7 +1,9 @@
 //! A model whose weights become codes while they are loaded.
 
 use crate::big_model::{self, Dispatch, ModuleTree, Taken, element_type, module_tree_of, taken};
-use crate::checkpoint::{LoadAndDispatchOptions, LoadOptions, LoadedAndDispatched, PlannedDispatch, WeightSource};
+use crate::checkpoint::{
+    LoadAndDispatchOptions, LoadOptions, LoadedAndDispatched, PlannedDispatch, WeightSource, check_ties,
+};
 use crate::error::{BigModelError, NnError, Result, WeightsError};
 use crate::messages;
 use crate::nn::{LinearLayer, LoadReport, Param, ParamStore, is_floating, match_names};
@@ -381,6 +383,8 @@ fn load(targets: &Targets<'_>, mut source: WeightSource, strict: bool, mut value
     if mismatch.is_fatal(strict) {
         return Err(WeightsError::DoesNotFit { path: source.path().to_owned(), mismatch }.into());
     }
+    let path = source.path().to_owned();
+    check_ties(targets.store, &found, (&path, strict), |place, _| source.read(origins[place]))?;
     // Tensors are listed file by file in the order of their data, which a disk reads fastest.
     pairs.sort_by_key(|(place, _)| *place);
     for (place, param) in pairs {

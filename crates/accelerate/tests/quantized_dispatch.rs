@@ -3,9 +3,9 @@
 
 use accelerate::big_model::{DeviceMap, DispatchOptions, MapDevice, MaxMemory, dispatch_model, module_tree};
 use accelerate::checkpoint::{
-    LoadAndDispatchOptions, LoadOptions, load_checkpoint_in_model, load_file, save_model_weights,
+    LoadAndDispatchOptions, LoadOptions, load_checkpoint_in_model, load_file, save_file, save_model_weights,
 };
-use accelerate::nn::{LayerNorm, Linear, Module, ModuleFn, ParamStore};
+use accelerate::nn::{LayerNorm, Linear, Module, ModuleFn, ParamStore, StateDict};
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{
     Accelerator, BnbQuantizationConfig, QuantType, load_and_quantize_model, load_quantize_and_dispatch, testing,
@@ -72,10 +72,16 @@ fn input() -> Tensor {
     (Tensor::arange(5 * 64, (Kind::Float, Device::Cpu)) * 0.7).sin().view([5, 64])
 }
 
+/// The model as codes, kept where the options say.
+fn loaded(config: &BnbQuantizationConfig, folder: &Path, options: &LoadOptions) -> accelerate::Result<Model> {
+    let model = Model::new(ParamStore::init_empty_weights(Device::Cpu));
+    load_and_quantize_model(&model.store, config, Some(folder), options)?;
+    Ok(model)
+}
+
 /// What the model in memory computes, and its tensors.
 fn in_memory(config: &BnbQuantizationConfig, folder: &Path) -> (Tensor, Vec<(String, Tensor)>) {
-    let model = Model::new(ParamStore::init_empty_weights(Device::Cpu));
-    load_and_quantize_model(&model.store, config, Some(folder), &Default::default()).unwrap();
+    let model = loaded(config, folder, &Default::default()).unwrap();
     let state = model.store.state_dict().unwrap();
     let tensors = state.iter().map(|(name, tensor)| (name.to_owned(), tensor.copy()));
     (model.forward(&input()), tensors.collect())
@@ -88,8 +94,7 @@ fn codes_on_a_disk_compute_what_codes_in_memory_do() {
     for config in configs() {
         let (wanted, tensors) = in_memory(&config, folder.path());
         let (offload, files) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-        let model = Model::new(ParamStore::init_empty_weights(Device::Cpu));
-        load_and_quantize_model(&model.store, &config, Some(folder.path()), &options(offload.path())).unwrap();
+        let model = loaded(&config, folder.path(), &options(offload.path())).unwrap();
         assert!(offload.path().join("layers.1.weight.dat").exists());
         assert!(!offload.path().join("layers.0.weight.dat").exists());
         for _ in 0..2 {
@@ -106,9 +111,8 @@ fn codes_on_a_disk_compute_what_codes_in_memory_do() {
             assert_eq!(found.get(name).unwrap(), tensor, "{name}");
         }
         // Files with codes go onto a disk as they are.
-        let again = Model::new(ParamStore::init_empty_weights(Device::Cpu));
         let other = tempfile::tempdir().unwrap();
-        load_and_quantize_model(&again.store, &config, Some(files.path()), &options(other.path())).unwrap();
+        let again = loaded(&config, files.path(), &options(other.path())).unwrap();
         assert_eq!(again.forward(&self::input()), wanted);
     }
 }
@@ -120,8 +124,7 @@ fn a_model_that_is_quantised_is_dispatched_afterwards() {
     for config in configs() {
         let (wanted, _) = in_memory(&config, folder.path());
         let offload = tempfile::tempdir().unwrap();
-        let model = Model::new(ParamStore::init_empty_weights(Device::Cpu));
-        load_and_quantize_model(&model.store, &config, Some(folder.path()), &Default::default()).unwrap();
+        let model = loaded(&config, folder.path(), &Default::default()).unwrap();
         let error = dispatch_model(&model.store, &map(), &Default::default()).unwrap_err();
         assert!(error.is_big_model() && error.to_string().contains("layers.1"), "{error}");
         assert_eq!(model.forward(&input()), wanted);
@@ -136,8 +139,7 @@ fn modules_that_are_kept_elsewhere_keep_their_numbers_if_asked() {
     let exact = saved(folder.path());
     let [config, ..] = configs();
     let config = BnbQuantizationConfig { llm_int8_enable_fp32_cpu_offload: Some(true), ..config };
-    let model = Model::new(ParamStore::init_empty_weights(Device::Cpu));
-    load_and_quantize_model(&model.store, &config, Some(folder.path()), &options(offload.path())).unwrap();
+    let model = loaded(&config, folder.path(), &options(offload.path())).unwrap();
     let state = model.store.state_dict().unwrap();
     assert_eq!(state.get("layers.0.weight").unwrap().kind(), Kind::Uint8);
     for layer in ["layers.1.weight", "layers.2.weight"] {
@@ -151,9 +153,8 @@ fn modules_that_are_kept_elsewhere_keep_their_numbers_if_asked() {
         llm_int8_enable_fp32_cpu_offload: Some(true),
         ..Default::default()
     };
-    let model = Model::new(ParamStore::init_empty_weights(Device::Cpu));
     let other = tempfile::tempdir().unwrap();
-    load_and_quantize_model(&model.store, &config, Some(folder.path()), &options(other.path())).unwrap();
+    let model = loaded(&config, folder.path(), &options(other.path())).unwrap();
     assert_eq!(model.forward(&input()).kind(), Kind::Float);
     let model = Model::new(ParamStore::init_empty_weights(Device::Cpu));
     let half = BnbQuantizationConfig { torch_dtype: Some(accelerate::FloatType::Float16), ..config.clone() };
@@ -269,4 +270,36 @@ fn checkpoints_have_the_values_of_what_is_on_a_disk() {
         });
         assert_eq!(states[0], states[1], "{config:?}");
     }
+}
+
+/// The checks of a plain load hold here, too.
+#[test]
+fn tied_weights_that_differ_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let tied = |store: ParamStore| {
+        let model = Model::new(store);
+        let table = model.store.get("layers.0.weight").unwrap();
+        model.store.root().alias("table.weight", &table).unwrap();
+        model
+    };
+    let saved = tied(ParamStore::new(Device::Cpu));
+    let mut state: StateDict = saved.store.state_dict().unwrap().into_iter().map(|(n, t)| (n, t.copy())).collect();
+    state.insert("table.weight", saved.layers[0].weight.get().unwrap().detach() * 2.0);
+    save_file(&state, folder.path().join("model.safetensors")).unwrap();
+    let [config, ..] = configs();
+    let model = tied(ParamStore::new(Device::Cpu));
+    let error = load_and_quantize_model(&model.store, &config, Some(folder.path()), &Default::default()).unwrap_err();
+    assert!(error.to_string().contains("`layers.0.weight` and `table.weight` with other values"), "{error}");
+}
+
+#[test]
+fn scales_that_are_not_finite_are_told_where_they_would_be_those_of_all() {
+    let model = Model::new(ParamStore::new(Device::Cpu));
+    let weight = &model.layers[1].weight;
+    let values = weight.get().unwrap().detach().copy();
+    let _ = values.get(0).get(0).fill_(f64::INFINITY);
+    weight.copy_(&values).unwrap();
+    let [_, nested, _] = configs();
+    let error = load_and_quantize_model(&model.store, &nested, None, &Default::default()).unwrap_err().to_string();
+    assert!(error.contains("layers.1.weight has numbers that are not finite"), "{error}");
 }

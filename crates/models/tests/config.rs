@@ -181,6 +181,14 @@ fn keys_that_transformers_maps_count() {
     assert_eq!(read::<BertConfig>(&config.to_json().unwrap()).unwrap(), config);
 }
 
+#[test]
+fn a_base_of_rope_that_float32_does_not_hold_is_refused() {
+    check::<LlamaConfig>(&[(
+        r#"{"rope_theta": 1e300}"#,
+        "rope_theta is 1e300; wanted a number above 0 that float32 holds",
+    )]);
+}
+
 /// What Transformers takes where a file says it twice, or not at all.
 #[test]
 fn rope_is_read_as_transformers_reads_it() {

@@ -1,11 +1,14 @@
 //! Texts that are continued: with the cache as without it, by the options, and with the model left as it was.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use accelerate::checkpoint::save_model_weights;
 use accelerate::nn::{Module, ParamStore};
 use accelerate::tch::{self, Device, Kind, Tensor};
 use accelerate_models::gpt2::{GPT2Config, GPT2LMHeadModel};
 use accelerate_models::llama::{LlamaConfig, LlamaForCausalLM, LlamaModelType};
-use accelerate_models::{CausalLM, CausalLMInput, Generation, GenerationConfig, generate};
+use accelerate_models::{
+    CausalLM, CausalLMInput, Generation, GenerationConfig, PretrainedConfig, PretrainedModel, generate,
+};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// libtorch has one generator per process, and tests of one file may run as threads.
@@ -24,10 +27,13 @@ fn enlarged<M: Module>(model: M) -> M {
     model
 }
 
-fn gpt2() -> GPT2LMHeadModel {
+fn gpt2_config() -> GPT2Config {
     let sizes = GPT2Config { vocab_size: 30, n_positions: 20, n_embd: 16, n_layer: 2, n_head: 2, ..Default::default() };
-    let config = GPT2Config { eos_token_id: Vec::new(), ..sizes };
-    enlarged(GPT2LMHeadModel::new(&ParamStore::new(Device::Cpu).root(), &config).unwrap())
+    GPT2Config { eos_token_id: Vec::new(), ..sizes }
+}
+
+fn gpt2() -> GPT2LMHeadModel {
+    enlarged(GPT2LMHeadModel::new(&ParamStore::new(Device::Cpu).root(), &gpt2_config()).unwrap())
 }
 
 fn llama(window: Option<i64>) -> LlamaForCausalLM {
@@ -113,6 +119,30 @@ fn a_text_that_has_ended_is_filled_up_until_all_have() {
         wanted.resize(length, 29);
         assert_eq!(row(&texts, at), wanted);
     }
+}
+
+/// What `generation_config.json` says of the end of texts goes before `config.json`, and fillers are those of the configuration.
+#[test]
+fn files_say_where_texts_end_and_what_follows() {
+    let seeded = seeded(3);
+    let config = GPT2Config { pad_token_id: Some(28), ..gpt2_config() };
+    let model = enlarged(GPT2LMHeadModel::new(&ParamStore::new(Device::Cpu).root(), &config).unwrap());
+    drop(seeded);
+    let folder = tempfile::tempdir().unwrap();
+    save_model_weights(model.params(), folder.path(), &Default::default()).unwrap();
+    std::fs::write(folder.path().join("config.json"), config.to_json().unwrap()).unwrap();
+    let free = generate(&model, &prompts(), None, &greedy(10)).unwrap();
+    let row = |texts: &Tensor, row: i64| Vec::<i64>::try_from(texts.select(0, row)).unwrap().split_off(4);
+    let (first, second) = (row(&free, 0), row(&free, 1));
+    // A token with which the first text ends, and not the second.
+    let at = first.iter().position(|token| !second.contains(token)).unwrap();
+    std::fs::write(folder.path().join("generation_config.json"), format!("{{\"eos_token_id\": [{}]}}", first[at]))
+        .unwrap();
+    let (loaded, _) = GPT2LMHeadModel::from_pretrained(folder.path(), &Default::default()).unwrap();
+    let texts = generate(&loaded, &prompts(), None, &greedy(10)).unwrap();
+    let mut wanted = first[..=at].to_vec();
+    wanted.resize(10, 28);
+    assert_eq!((row(&texts, 0), row(&texts, 1)), (wanted, second));
 }
 
 #[test]

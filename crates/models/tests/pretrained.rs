@@ -3,11 +3,11 @@
 
 use accelerate::BnbQuantizationConfig;
 use accelerate::big_model::{DeviceMap, DeviceMapStrategy, DispatchOptions, MapDevice, MaxMemory};
-use accelerate::checkpoint::save_model_weights;
+use accelerate::checkpoint::{load_checkpoint_in_model, save_model_weights};
 use accelerate::lora::{LoraConfig, get_peft_model};
 use accelerate::nn::{Module, ParamStore};
 use accelerate::tch::{self, Device, Kind, Tensor};
-use accelerate_models::gpt2::{GPT2Config, GPT2LMHeadModel};
+use accelerate_models::gpt2::{GPT2Config, GPT2LMHeadModel, GPT2Model};
 use accelerate_models::llama::{LlamaConfig, LlamaForCausalLM};
 use accelerate_models::resnet::{ResNetConfig, ResNetForImageClassification};
 use accelerate_models::vit::{ViTConfig, ViTForImageClassification};
@@ -185,6 +185,23 @@ fn a_head_that_files_lack_is_new_in_a_quantised_model_as_well() {
     assert!(tensors.contains_key("model.layers.0.self_attn.q_proj.weight.absmax"), "{:?}", tensors.keys());
     let std = tensors["lm_head.weight"].std(true).double_value(&[]);
     assert!((std - config.initializer_range).abs() < config.initializer_range / 10.0, "{std}");
+}
+
+/// As the page on models says.
+#[test]
+fn a_bare_model_loads_by_a_key_map() {
+    let (folder, model) = saved::<GPT2LMHeadModel>(&gpt2());
+    save_model_weights(model.params(), folder.path(), &Default::default()).unwrap();
+    let store = ParamStore::new(Device::Cpu);
+    let bare = GPT2Model::new(&store.root(), &gpt2()).unwrap();
+    let options = accelerate::checkpoint::LoadOptions::default()
+        .key_map(|name| name.strip_prefix("transformer.").unwrap_or(name).to_owned());
+    load_checkpoint_in_model(&store, folder.path(), &options).unwrap();
+    drop(bare);
+    let wanted = tensors(model.params());
+    for (name, tensor) in tensors(&store) {
+        assert_eq!(tensor, wanted[&format!("transformer.{name}")], "{name}");
+    }
 }
 
 #[test]

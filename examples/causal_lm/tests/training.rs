@@ -112,6 +112,38 @@ fn adapters_are_trained_beside_codes_however_they_are_kept() {
     assert_eq!(std::fs::read(path("base/model.safetensors")).unwrap(), weights);
 }
 
+/// A pipe would be waited for, and a token that the model does not have is out of its table.
+#[test]
+fn files_that_never_end_and_tokens_beyond_the_model_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    for name in ["pipe.txt", "of_pipe/config.json", "tokens/tokenizer.json", "gap/none"] {
+        std::fs::create_dir_all(Path::new(&path(name)).parent().unwrap()).unwrap();
+    }
+    for name in ["pipe.txt", "of_pipe/config.json", "tokens/tokenizer.json"] {
+        assert!(Command::new("mkfifo").arg(path(name)).status().unwrap().success());
+    }
+    let sizes =
+        r#"{"model_type": "gpt2", "vocab_size": 40, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 64}"#;
+    ["tokens", "gap"].iter().for_each(|name| std::fs::write(path(&format!("{name}/config.json")), sizes).unwrap());
+    let words = r#"{"version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": null, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": {"a": 4294967295, "[UNK]": 3}, "unk_token": "[UNK]"}}"#;
+    std::fs::write(path("gap/tokenizer.json"), words).unwrap();
+    let (pipe, of_pipe, tokens, gap) = (path("pipe.txt"), path("of_pipe"), path("tokens"), path("gap"));
+    for (args, part) in [
+        (&["--train_file", &pipe][..], "pipe.txt is a device or a pipe"),
+        (&["--model_name_or_path", &of_pipe], "config.json is a device or a pipe"),
+        (&["--model_name_or_path", &tokens], "tokenizer.json is a device or a pipe"),
+        (&["--model_name_or_path", &gap], "numbers its tokens up to 4294967296, but the model has 40"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_causal_lm"));
+        let output = command.args(args).args(["--cpu", "--output_dir", &path("out")]).output().unwrap();
+        let message = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && message.contains(part), "{args:?}: {message}");
+    }
+}
+
 #[test]
 fn files_that_do_not_fit_are_named() {
     let folder = tempfile::tempdir().unwrap();

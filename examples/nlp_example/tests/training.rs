@@ -152,7 +152,8 @@ fn a_run_that_is_resumed_ends_as_one_that_nobody_disturbed(
     let run = |num_processes: usize, options: &[&str]| {
         let mut args = vec!["--train_file".into(), path("train.tsv"), "--validation_file".into(), path("dev.tsv")];
         args.extend(["--output_dir".into(), path("out"), "--batch_size".into(), "6".into(), "--cpu".into()]);
-        args.extend(["--num_epochs", "2", "--save_every", "4"].iter().chain(options).map(Into::into));
+        let epochs = if options.contains(&"--num_epochs") { &[][..] } else { &["--num_epochs", "2"] };
+        args.extend(epochs.iter().chain(&["--save_every", "4"]).chain(options).map(Into::into));
         let program = Program::Executable(env!("CARGO_BIN_EXE_nlp_example").into());
         let config = LaunchConfig {
             args,
@@ -170,6 +171,9 @@ fn a_run_that_is_resumed_ends_as_one_that_nobody_disturbed(
     if is_exact {
         assert_eq!(scores(&resumed), scores(&undisturbed));
     }
+    // With no epoch left, it is only judged and saved.
+    let judged = run(after, &["--resume", "--num_epochs", "1"]);
+    assert!(!judged.contains("epoch 1/1") && scores(&judged).contains("accuracy"), "{judged}");
 }
 
 /// Rank 1 is killed once there is a checkpoint. The launcher starts both again, and nobody says `--resume`.

@@ -160,7 +160,8 @@ fn load_source(store: &ParamStore, source: &mut Source, options: &LoadOptions) -
     if mismatch.is_fatal(options.strict) {
         return Err(WeightsError::DoesNotFit { path: source.path.clone(), mismatch }.into());
     }
-    check_ties(store, source, &found, options.strict)?;
+    let path = source.path.clone();
+    check_ties(store, &found, (&path, options.strict), |position, param| source.read(position, param))?;
     // Tensors are listed file by file in the order of their data, which a disk reads fastest.
     pairs.sort_by_key(|(position, _)| *position);
     if options.device_map.is_some() || options.dtype.is_some() {
@@ -176,19 +177,25 @@ fn load_source(store: &ParamStore, source: &mut Source, options: &LoadOptions) -
 }
 
 /// A file may have a tied parameter under several names, and then has to have the same values.
-fn check_ties(store: &ParamStore, source: &mut Source, found: &[(String, Vec<i64>)], strict: bool) -> Result<()> {
+/// Otherwise it is an error, or, unless `strict`, a warning. `read` gives the tensor at a position of `found`.
+pub(crate) fn check_ties(
+    store: &ParamStore,
+    found: &[(String, Vec<i64>)],
+    (path, strict): (&Path, bool),
+    mut read: impl FnMut(usize, &Param) -> Result<Tensor>,
+) -> Result<()> {
     for (position, other, param) in found_twice(store, found) {
         // Bits, so that what is not a number is equal to itself.
         let bits = |tensor: Tensor| -> Result<Tensor> {
             Ok(tensor.f_contiguous()?.f_reshape([-1])?.f_view_dtype(Kind::Uint8)?)
         };
-        let [first, second] = [source.read(position, &param)?, source.read(other, &param)?];
+        let [first, second] = [read(position, &param)?, read(other, &param)?];
         let is_same = first.f_kind()? == second.f_kind()? && bits(first)?.f_equal(&bits(second)?)?;
         if is_same {
             continue;
         }
-        let (path, [first, second]) = (source.path.clone(), [position, other].map(|place| shown(&found[place].0)));
-        let error = WeightsError::TiedApart { path, first, second };
+        let [first, second] = [position, other].map(|place| shown(&found[place].0));
+        let error = WeightsError::TiedApart { path: path.to_owned(), first, second };
         if strict {
             return Err(error.into());
         }

@@ -4,6 +4,7 @@
 use super::atomic::PendingFile;
 use super::fault::{self, Fault};
 use super::*;
+use crate::error::WeightsError;
 use crate::nn::{Init, ParamStore};
 use accelerate_core::weight_files::{SaveManifest, SavedFile};
 use std::collections::BTreeMap;
@@ -544,4 +545,18 @@ fn a_manifest_that_is_too_long_is_an_error_when_it_is_saved() {
     assert!(error.is_weights() && error.to_string().contains("for 60000 files, more than is read again"), "{error}");
     assert!(listing(folder.path()).is_empty());
     folder::write_manifest(folder.path(), "model", &manifest(30_000)).unwrap();
+}
+
+/// Without its manifest a checkpoint is none, so no cure may be to remove it.
+#[test]
+fn cures_never_remove_a_checkpoint() {
+    let (path, reason) = (Path::new("run/optimizer.safetensors").to_owned(), "it has other numbers".to_owned());
+    for (stem, is_removed) in [("model", true), ("checkpoint", false)] {
+        let manifest = SaveManifest::file_name(stem);
+        let error = WeightsError::NotAsSaved { path: path.clone(), reason: reason.clone(), manifest: manifest.clone() };
+        assert_eq!(error.to_string().contains(&format!("remove {manifest}")), is_removed, "{error}");
+        let manifest = Path::new("run").join(manifest);
+        let text = WeightsError::NewerThanSave { path: path.clone(), manifest: manifest.clone() }.to_string();
+        assert_eq!(text.contains(&format!("remove {}", manifest.display())), is_removed, "{text}");
+    }
 }

@@ -472,6 +472,8 @@ fn optim_schedules_go_on_from_saved_state() {
     assert_eq!(second.get_last_lr(), [0.75]);
     second.step().unwrap();
     assert_eq!(other.handle().get_lr(0).unwrap(), 0.625);
+    let wrong = SchedulerState { last_epoch: usize::MAX, ..state.clone() };
+    assert!(second.load_state_dict(&wrong).unwrap_err().to_string().contains("which no run takes"));
     let wrong = SchedulerState { base_lrs: vec![], ..state };
     assert!(second.load_state_dict(&wrong).unwrap_err().to_string().contains("1 parameter groups"));
 }
