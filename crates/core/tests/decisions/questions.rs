@@ -506,7 +506,7 @@ fn axes_and_eight_bits_of_a_script_in_python_become_a_file_that_a_launch_takes()
 /// Sizes of axes that two machines cannot start alike are not taken, and the default is one that they can.
 #[test]
 fn axes_fill_all_machines() {
-    let questionnaire = Questionnaire::new(MachineFacts { num_gpus: 0, num_cores: 8 });
+    let questionnaire = Questionnaire::new(MachineFacts { num_gpus: 0, num_cores: 64 });
     let said = [
         ("machine_type", "MULTI_CPU"),
         ("num_machines", "6"),
