@@ -84,7 +84,8 @@ pub enum HubError {
 /// of the model of this name. `revision` is a branch, a tag or a commit, by default `main`.
 ///
 /// With the cargo feature `hub`, what the cache lacks is downloaded, unless the variable `HF_HUB_OFFLINE` is `1`; a branch is looked
-/// up anew each time, and where the Hub cannot be reached, what the cache holds is taken. The variables `HF_TOKEN`, `HF_ENDPOINT`, `HF_HOME` and `HF_HUB_CACHE` mean what they mean to Python.
+/// up anew each time, and where the Hub cannot be reached, what the cache holds is taken. The variables `HF_ENDPOINT`, `HF_HOME` and `HF_HUB_CACHE` mean what they mean to Python, and the crate `hf-hub`
+/// takes `HF_TOKEN`.
 ///
 /// Not collective: on several processes of one machine, let one fetch first (`accelerator.local_main_process_first`).
 ///
