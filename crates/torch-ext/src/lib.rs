@@ -19,6 +19,7 @@ pub mod fused;
 pub mod generator;
 pub mod hooks;
 mod kinds;
+pub mod mapped_file;
 pub mod meta;
 mod nccl;
 mod process_group;

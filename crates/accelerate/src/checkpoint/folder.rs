@@ -5,9 +5,7 @@
 //! the manifest leaves the folder as it was. One that ends after it leaves files under their temporary names, and the
 //! next load or save gives them their names.
 
-use super::atomic::{
-    BUFFER_BYTES, PendingFile, folder_of, io_error, names_in, remove, remove_abandoned, sample, sync_folder,
-};
+use super::atomic::{PendingFile, folder_of, io_error, names_in, remove, remove_abandoned, sample, sync_folder};
 use super::fault;
 use super::reader::open_file;
 use crate::error::{Error, Result, WeightsError};
@@ -16,14 +14,18 @@ use accelerate_core::weight_files::{
     Checksum, DEFAULT_STEM, EXTENSION, Index, SaveManifest, SavedFile, TORCH_EXTENSION, is_saved_file_name,
     is_weight_file_of,
 };
+use std::collections::HashMap;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
+use torch_ext::mapped_file::MappedFile;
 
 /// Larger manifests are an attack or a damaged file.
 const MAX_MANIFEST_BYTES: u64 = 16 << 20;
+/// How much is compared at once: it stays in the caches of a core.
+const CHECKSUM_BLOCK_BYTES: usize = 128 << 10;
 /// How often a folder is looked at again that somebody saves into meanwhile.
 pub(super) const MOST_TRIES: usize = 100;
 /// How long another process may take to rename the files of its save.
@@ -281,10 +283,16 @@ pub(super) fn read_committed(
 }
 
 /// Compares the content of part number `part` of the files of a save with their checksums, so that several processes share the work:
-/// each has about as many bytes.
-pub(super) fn verify_part(folder: &Path, stem: &str, part: usize, num_parts: usize) -> Result<()> {
-    let Some(manifest) = read_manifest(folder, stem)? else { return Ok(()) };
-    manifest.part(part, num_parts).into_iter().try_for_each(|file| check_file(folder, stem, file, Check::Content))
+/// each has about as many bytes. What has been compared, by name: it can be read again without opening anything else.
+pub(super) fn verify_part(
+    folder: &Path,
+    stem: &str,
+    part: usize,
+    num_parts: usize,
+) -> Result<HashMap<String, MappedFile>> {
+    let Some(manifest) = read_manifest(folder, stem)? else { return Ok(HashMap::new()) };
+    let open = |file: &SavedFile| Ok((file.name.clone(), open_as_saved(folder, stem, file)?));
+    manifest.part(part, num_parts).into_iter().map(open).collect()
 }
 
 /// A regular file of at most so many bytes; `None` if there is none.
@@ -360,43 +368,58 @@ pub(super) fn saves_in(folder: &Path) -> Result<Vec<SaveManifest>> {
 }
 
 fn check_file(folder: &Path, stem: &str, file: &SavedFile, check: Check) -> Result<()> {
-    let path = folder.join(&file.name);
-    let differs = |reason: String| {
-        let manifest = SaveManifest::file_name(stem);
-        Err(WeightsError::NotAsSaved { path: path.clone(), reason, manifest }.into())
-    };
-    let found = match fs::metadata(&path) {
-        Ok(metadata) if metadata.is_file() => metadata.len(),
-        Ok(_) => return differs("it is not a file".to_owned()),
-        Err(error) => return differs(error.to_string()),
-    };
-    if found != file.bytes {
-        return differs(format!("it has {found} bytes, and {} were saved", file.bytes));
-    }
     let extension = Path::new(&file.name).extension();
     let is_large = extension.is_some_and(|extension| extension == EXTENSION || extension == TORCH_EXTENSION);
-    let content = File::open(&path).map_err(io_error("read", &path))?;
-    let (found, saved) = if check == Check::Quick && is_large {
-        (sample(&content, found), &file.sample)
-    } else {
-        (content_checksum(content), &file.xxh3_128)
-    };
-    if found.map_err(io_error("read", &path))?.to_string() != *saved {
-        return differs("its content has changed".to_owned());
+    if check == Check::Content || !is_large {
+        return open_as_saved(folder, stem, file).map(drop);
     }
-    Ok(())
+    let content = open_of_length(folder, stem, file)?;
+    compare(folder, stem, file, sample(&content, file.bytes), &file.sample)
 }
 
-fn content_checksum(mut file: File) -> io::Result<Checksum> {
-    let (mut checksum, mut block) = (Checksum::new(), vec![0; BUFFER_BYTES]);
-    loop {
-        match file.read(&mut block) {
-            Ok(0) => return Ok(checksum),
-            Ok(num_bytes) => checksum.update(&block[..num_bytes]),
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+/// A file of a save whose content is as it was saved.
+fn open_as_saved(folder: &Path, stem: &str, file: &SavedFile) -> Result<MappedFile> {
+    let mapped = MappedFile::new(open_of_length(folder, stem, file)?);
+    let mapped = mapped.map_err(io_error("read", &folder.join(&file.name)))?;
+    compare(folder, stem, file, content_checksum(&mapped), &file.xxh3_128)?;
+    Ok(mapped)
+}
+
+/// A file of a save that is as long as it was saved.
+fn open_of_length(folder: &Path, stem: &str, file: &SavedFile) -> Result<File> {
+    let path = folder.join(&file.name);
+    match fs::metadata(&path) {
+        Ok(metadata) if metadata.is_file() && metadata.len() == file.bytes => {}
+        Ok(metadata) if metadata.is_file() => {
+            let reason = format!("it has {} bytes, and {} were saved", metadata.len(), file.bytes);
+            return Err(not_as_saved(path, stem, reason));
         }
+        Ok(_) => return Err(not_as_saved(path, stem, "it is not a file".to_owned())),
+        Err(error) => return Err(not_as_saved(path, stem, error.to_string())),
     }
+    Ok(File::open(&path).map_err(io_error("read", &path))?)
+}
+
+fn compare(folder: &Path, stem: &str, file: &SavedFile, found: io::Result<Checksum>, saved: &str) -> Result<()> {
+    let path = folder.join(&file.name);
+    if found.map_err(io_error("read", &path))?.to_string() == saved {
+        return Ok(());
+    }
+    Err(not_as_saved(path, stem, "its content has changed".to_owned()))
+}
+
+fn not_as_saved(path: PathBuf, stem: &str, reason: String) -> Error {
+    WeightsError::NotAsSaved { path, reason, manifest: SaveManifest::file_name(stem) }.into()
+}
+
+fn content_checksum(content: &MappedFile) -> io::Result<Checksum> {
+    let (mut checksum, mut block) = (Checksum::new(), vec![0; CHECKSUM_BLOCK_BYTES]);
+    for start in (0..content.num_bytes()).step_by(CHECKSUM_BLOCK_BYTES) {
+        let num_bytes = (content.num_bytes() - start).min(CHECKSUM_BLOCK_BYTES as u64) as usize;
+        content.read_exact_at(&mut block[..num_bytes], start)?;
+        checksum.update(&block[..num_bytes]);
+    }
+    Ok(checksum)
 }
 
 /// Makes sure that weights can be saved into `folder`: makes it if it is absent, finishes a save that was interrupted there,

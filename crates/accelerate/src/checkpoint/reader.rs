@@ -8,9 +8,11 @@ use accelerate_core::layout::Layout;
 use accelerate_core::weight_files::{Header, HeaderEntry, shown};
 use std::fmt;
 use std::fs::File;
+use std::io;
 use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 use torch_ext::file::read_at;
+use torch_ext::mapped_file::MappedFile;
 
 /// Tensors by name whose elements are read when they are asked for.
 pub(super) trait WeightReader: fmt::Debug {
@@ -51,11 +53,28 @@ impl WeightReader for WeightFile {
     }
 }
 
+/// Where the bytes of an open file come from.
+#[derive(Debug)]
+enum Content {
+    /// Of which tensors are read once, so that pages of it need not stay.
+    File(File),
+    Mapped(MappedFile),
+}
+
+impl Content {
+    fn read_at(&self, place: &Tensor, offset: u64) -> io::Result<()> {
+        match self {
+            Self::File(file) => read_at(file, place, offset),
+            Self::Mapped(file) => file.read_tensor_at(place, offset),
+        }
+    }
+}
+
 /// An open file whose header fits its length.
 #[derive(Debug)]
 pub(super) struct WeightFile {
     path: PathBuf,
-    file: File,
+    content: Content,
     header: Header,
     /// How much has been read, without the header.
     num_bytes_read: u64,
@@ -63,11 +82,15 @@ pub(super) struct WeightFile {
 
 impl WeightFile {
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let (mut file, found_bytes) = open_file(path)?;
-        let damaged =
-            |source: accelerate_core::Error| WeightsError::Header { path: path.to_owned(), reason: source.to_string() };
-        let header = Header::read(&mut file, found_bytes).map_err(damaged)?;
-        Ok(Self { path: path.to_owned(), file, header, num_bytes_read: 0 })
+        let (file, found_bytes) = open_file(path)?;
+        let header = read_header(&file, found_bytes, path)?;
+        Ok(Self { path: path.to_owned(), content: Content::File(file), header, num_bytes_read: 0 })
+    }
+
+    /// The file at `path`, which is open already.
+    pub(super) fn of_mapped(mapped: MappedFile, path: &Path) -> Result<Self> {
+        let header = read_header(mapped.file(), mapped.num_bytes(), path)?;
+        Ok(Self { path: path.to_owned(), content: Content::Mapped(mapped), header, num_bytes_read: 0 })
     }
 
     fn entry(&self, name: &str) -> Result<&HeaderEntry, WeightsError> {
@@ -88,7 +111,7 @@ impl WeightFile {
         let start = self.entry(name)?.start;
         let element_bytes = place.f_kind()?.elt_size_in_bytes();
         let at = self.header.data_at() + start + (first * element_bytes) as u64;
-        read_at(&self.file, place, at).map_err(io_error("read", &self.path))?;
+        self.content.read_at(place, at).map_err(io_error("read", &self.path))?;
         self.num_bytes_read += (place.numel() * element_bytes) as u64;
         Ok(())
     }
@@ -125,6 +148,13 @@ impl WeightFile {
         }
         Ok(tensor)
     }
+}
+
+/// Of a file from which nothing has been read by its own position.
+fn read_header(mut file: &File, num_bytes: u64, path: &Path) -> Result<Header> {
+    let damaged =
+        |source: accelerate_core::Error| WeightsError::Header { path: path.to_owned(), reason: source.to_string() };
+    Ok(Header::read(&mut file, num_bytes).map_err(damaged)?)
 }
 
 /// The header has been checked: each size is one that an `i64` holds.

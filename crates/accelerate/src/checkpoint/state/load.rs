@@ -1,9 +1,10 @@
 //! A checkpoint, read by all ranks: each the elements that it keeps.
 
+use super::super::atomic::io_error;
 use super::super::dtype::to_kind;
 use super::super::folder::{finish_interrupted_saves, read_committed, verify_part};
 use super::super::memory::TensorMemory;
-use super::super::reader::{WeightFile, WeightReader};
+use super::super::reader::{WeightFile, WeightReader, open_file};
 use super::blocks::{Dequantize, InBlocks};
 use super::save::{FolderWriters, MAX_DESCRIPTION_BYTES, layout_of};
 use crate::error::{CheckpointError, Result, WeightsError};
@@ -18,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
+use torch_ext::mapped_file::MappedFile;
 
 const OP: &str = "load_state";
 
@@ -28,6 +30,8 @@ pub(crate) struct OpenCheckpoint {
     pub(crate) description: Checkpoint,
     /// Those that have been opened, by position.
     files: HashMap<usize, WeightFile>,
+    /// By name, files that this rank has compared and nobody has opened yet.
+    compared: HashMap<String, MappedFile>,
     /// What is still to be read.
     in_place: Vec<InPlace>,
 }
@@ -80,8 +84,10 @@ impl OpenCheckpoint {
         let range = &writers.0;
         let finished = if group.rank() == range.start { finish_interrupted_saves(folder) } else { Ok(()) };
         group.agree_on_success(OP, finished)?;
-        let opened = Self::read(folder)
-            .and_then(|opened| verify_part(folder, STEM, group.rank() - range.start, range.len()).map(|()| opened));
+        let opened = Self::read(folder).and_then(|opened| {
+            let compared = verify_part(folder, STEM, group.rank() - range.start, range.len())?;
+            Ok(Self { compared, ..opened })
+        });
         let opened = group.agree_on_success(OP, opened)?;
         // Machines that share no folder may have been killed at different saves.
         let (id, cure) = (&opened.description.id, "name a checkpoint that all machines have completed");
@@ -101,7 +107,13 @@ impl OpenCheckpoint {
             let reason = "it is not in the manifest, so nothing says what it has to be".to_owned();
             return Err(CheckpointError::Damaged { path: folder.join(shown(file)), reason }.into());
         }
-        Ok(Self { folder: folder.to_owned(), description, files: HashMap::new(), in_place: Vec::new() })
+        Ok(Self {
+            folder: folder.to_owned(),
+            description,
+            files: HashMap::new(),
+            compared: HashMap::new(),
+            in_place: Vec::new(),
+        })
     }
 
     pub(crate) fn description_path(&self) -> PathBuf {
@@ -296,7 +308,12 @@ impl OpenCheckpoint {
             Entry::Occupied(open) => open.into_mut(),
             Entry::Vacant(closed) => {
                 let name = self.description.files.get(number).map_or(DESCRIPTION, String::as_str);
-                closed.insert(WeightFile::open(&self.folder.join(name))?)
+                let path = self.folder.join(name);
+                let mapped = match self.compared.remove(name) {
+                    Some(mapped) => mapped,
+                    None => MappedFile::new(open_file(&path)?.0).map_err(io_error("read", &path))?,
+                };
+                closed.insert(WeightFile::of_mapped(mapped, &path)?)
             }
         };
         Ok(file)
