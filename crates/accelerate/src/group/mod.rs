@@ -1,5 +1,6 @@
 //! Every collective goes through a [`Group`]: it knows the operation's name, number, shape and deadline.
 
+mod call_board;
 mod calls;
 mod compare;
 mod explain;

@@ -1,15 +1,16 @@
 //! Collectives of ranks on one machine, which read what they need out of each other's memory: nothing passes through sockets, and
 //! no thread but the caller's takes part.
 //!
-//! Each rank publishes in its status which call it makes, where its tensor lies, and how far it is. All ranks compare the calls
-//! before anything is read, and none returns before all others have read what they need of it. A rank that fails says so in its
-//! status before its memory may change, and whoever has read from it looks there afterwards.
+//! Each rank publishes on its [`CallBoard`] which call it makes, where its tensor lies, and how far it is. All ranks compare the calls
+//! before anything is read. Small tensors lie on the board. Of others, no rank returns before all others have read what they need of
+//! it. A rank that fails says so on its board before its memory may change, and whoever has read from it looks there afterwards.
 //!
 //! Sums are added in the order of Gloo's ring ([`ring`]), so they have the same bits, and the same on every rank: each part is
 //! added by one rank, and copied by the others. Small tensors are added by all ranks, in that same order.
 
+use super::call_board::{CallBoard, SMALL_BYTES};
 use super::compare::call_text;
-use super::peer_memory::{Peer, meet, nonce};
+use super::peer_memory::{Card, Peer, meet, nonce};
 use super::peer_waits::Patience;
 use super::{Group, ReduceOp};
 use crate::error::{CollectiveError, Error, Result};
@@ -24,13 +25,10 @@ use tch::{Device, Kind, Tensor};
 use torch_ext::process_memory::read;
 use torch_ext::scalar;
 
-/// Up to this size every rank reads all of every other's tensor, and waits once less.
-const SMALL_BYTES: usize = 16 << 10;
-
 /// How much is read and added at once: it stays in the caches of a core.
 const BLOCK_BYTES: usize = 128 << 10;
 
-/// In place of the number that a status begins with.
+/// In place of the number that a standing begins with.
 const FAILED: i64 = -1;
 const CLOSED: i64 = 0;
 
@@ -41,51 +39,6 @@ const HAS_RESULT: i64 = 2;
 /// It needs nothing more of the others.
 const DONE: i64 = 3;
 const NUM_STEPS: i64 = 4;
-
-/// What its peers see of a rank.
-#[derive(Debug, Default)]
-#[repr(C)]
-struct CallStatus {
-    /// The number that the ranks have met with, or why nobody may read any more.
-    standing: AtomicI64,
-    /// Number of the call times [`NUM_STEPS`], and how far it is.
-    progress: AtomicI64,
-    /// Stands for the call and its number.
-    call: AtomicI64,
-    /// Where its tensor begins.
-    address: AtomicI64,
-    /// Stands for both.
-    seal: AtomicI64,
-    /// The call in words, where ranks make different ones.
-    text_at: AtomicI64,
-    text_bytes: AtomicI64,
-}
-
-/// A status as it was when a peer read it.
-#[derive(Clone, Copy, Default)]
-struct Seen([i64; 7]);
-
-impl Seen {
-    fn standing(&self) -> i64 {
-        self.0[0]
-    }
-    fn progress(&self) -> i64 {
-        self.0[1]
-    }
-    fn address(&self) -> usize {
-        self.0[3] as usize
-    }
-    fn is_of(&self, call: i64) -> bool {
-        self.0[2] == call && self.0[4] == seal(call, self.0[3])
-    }
-    fn text(&self) -> (usize, i64) {
-        (self.0[5] as usize, self.0[6])
-    }
-}
-
-fn seal(call: i64, address: i64) -> i64 {
-    call.rotate_left(17) ^ address
-}
 
 /// A collective on contiguous tensors of the CPU.
 #[derive(Clone, Copy)]
@@ -122,7 +75,7 @@ pub(super) enum PeerCall<'a> {
 }
 
 impl PeerCall<'_> {
-    /// What others read.
+    /// What the call is about on this rank.
     fn tensor(&self) -> Option<&Tensor> {
         match self {
             Self::Barrier => None,
@@ -130,6 +83,11 @@ impl PeerCall<'_> {
             Self::AllGather { input, .. } | Self::Compare { input, .. } => Some(input),
             Self::ReduceScatter { rows, .. } => Some(rows),
         }
+    }
+
+    /// What others read of rank `rank`.
+    fn shown_by(&self, rank: usize) -> Option<&Tensor> {
+        self.tensor().filter(|_| !matches!(self, Self::Broadcast { source, .. } if *source != rank))
     }
 
     /// Can it be made in memory?
@@ -189,8 +147,9 @@ pub(super) struct Made<'a> {
 pub(super) struct PeerCalls {
     rank: usize,
     peers: Vec<Peer>,
-    /// Peers may look at it for as long as this process lives.
-    status: &'static CallStatus,
+    /// By rank.
+    boards: Vec<CallBoard>,
+    own: CallBoard,
     nonce: i64,
     /// Is there a processor for each rank?
     spins: bool,
@@ -212,6 +171,8 @@ struct Running<'a> {
     state: MutexGuard<'a, State>,
     /// Where the others' tensors begin, by rank.
     addresses: Vec<usize>,
+    /// Are the tensors on the boards?
+    is_on_board: bool,
 }
 
 impl PeerCalls {
@@ -222,13 +183,22 @@ impl PeerCalls {
         least: impl FnOnce(&Tensor) -> Result<()>,
     ) -> Result<Option<Self>> {
         let nonce = nonce();
-        let status: &CallStatus = Box::leak(Box::default());
-        status.standing.store(nonce, Ordering::SeqCst);
-        let peers = meet((&raw const *status as usize, nonce), gather, least)?;
+        // Peers may look for it for as long as this process lives: as long as it can be read, the process does.
+        let sign_of_life: &AtomicI64 = Box::leak(Box::new(AtomicI64::new(nonce)));
+        // Without a board this rank is one whose board nobody can open.
+        let made = CallBoard::new(nonce).ok();
+        let descriptor = made.as_ref().map_or(-1, |(_, file)| CallBoard::descriptor(file));
+        let card = Card { status_at: &raw const *sign_of_life as usize, nonce, descriptor };
+        let open = |peer: &Peer, descriptor: i64| {
+            let board = CallBoard::of_process(peer.process, descriptor).ok()?;
+            (board.standing() == peer.nonce).then_some(board)
+        };
+        let met = meet(card, gather, least, open)?;
         let num_processors = thread::available_parallelism().map_or(1, usize::from);
-        Ok(peers.map(|peers| {
-            let spins = peers.len() <= num_processors;
-            Self { rank, peers, status, nonce, spins, state: Mutex::default() }
+        Ok(met.zip(made).map(|(met, (own, _file))| {
+            let spins = met.len() <= num_processors;
+            let (peers, boards) = met.into_iter().unzip();
+            Self { rank, peers, boards, own, nonce, spins, state: Mutex::default() }
         }))
     }
 
@@ -239,7 +209,7 @@ impl PeerCalls {
     pub(super) fn run(&self, made: &Made<'_>, call: &PeerCall<'_>) -> std::result::Result<(), CallError> {
         // Whole after every statement: another thread that panicked has failed as a rank, too.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut running = Running { calls: self, made, state, addresses: Vec::new() };
+        let mut running = Running { calls: self, made, state, addresses: Vec::new(), is_on_board: false };
         let fault = match running.make(call) {
             Ok(()) => return Ok(()),
             Err(fault) => fault,
@@ -248,7 +218,7 @@ impl PeerCalls {
             return Err(CallError::Own(made.group.different_calls(&calls)));
         }
         // Before anything that is written to the memory afterwards.
-        self.status.standing.store(FAILED, Ordering::SeqCst);
+        self.own.set_standing(FAILED);
         fence(Ordering::SeqCst);
         Err(match fault {
             Fault::Peer(error) => CallError::Peer(error),
@@ -265,10 +235,10 @@ impl PeerCalls {
         (1..world_size).map(move |step| (own + step) % world_size)
     }
 
-    fn look(&self, rank: usize) -> io::Result<Seen> {
-        let mut seen = Seen::default();
-        self.peers[rank].look(&mut seen.0)?;
-        Ok(seen)
+    /// # Errors
+    /// The system's own: the process has ended.
+    fn find_alive(&self, rank: usize) -> io::Result<()> {
+        self.peers[rank].look(&mut [0])
     }
 }
 
@@ -281,29 +251,29 @@ pub(super) enum CallError {
 
 impl Drop for PeerCalls {
     fn drop(&mut self) {
-        let _has_failed = self.status.standing.compare_exchange(self.nonce, CLOSED, Ordering::SeqCst, Ordering::SeqCst);
+        self.own.change_standing(self.nonce, CLOSED);
     }
 }
 
 impl Running<'_> {
     fn make(&mut self, call: &PeerCall<'_>) -> Step {
-        if self.calls.status.standing.load(Ordering::SeqCst) != self.calls.nonce {
+        if self.calls.own.standing() != self.calls.nonce {
             let reason = "an earlier collective of this group has failed on this rank";
             return Err(Fault::Peer(torch_ext::Error::connection(self.made.op, reason)));
         }
         self.enter(call)?;
         match *call {
-            PeerCall::Barrier => self.finish(),
+            PeerCall::Barrier => self.leave(),
             PeerCall::AllReduce { tensor, op, factor, .. } => {
                 let flat = tensor.f_view([-1])?;
                 let add = Add { op, factor };
-                if num_bytes(&flat) <= SMALL_BYTES { self.reduce_small(&flat, add) } else { self.reduce(&flat, add) }
+                if self.is_on_board { self.reduce_small(&flat, add) } else { self.reduce(&flat, add) }
             }
             PeerCall::Broadcast { tensor, source } => {
                 if source != self.calls.rank {
                     self.read(source, 0, &tensor.f_view([-1])?)?;
                 }
-                self.finish()
+                self.leave()
             }
             PeerCall::AllGather { input, places } | PeerCall::Compare { input, places } => {
                 for (rank, place) in places.iter().enumerate() {
@@ -313,7 +283,7 @@ impl Running<'_> {
                         place.shallow_clone().f_view([-1])?.f_copy_(&input.f_view([-1])?)?;
                     }
                 }
-                self.finish()
+                self.leave()
             }
             PeerCall::ReduceScatter { rows, shard, op } => self.reduce_scatter(rows, &shard.f_view([-1])?, op),
         }
@@ -326,20 +296,19 @@ impl Running<'_> {
         let number = self.state.number;
         let hash = call.hash(self.made.op, number);
         let address = call.tensor().map_or(0, |tensor| tensor.data_ptr() as i64);
-        calls.status.address.store(address, Ordering::SeqCst);
-        calls.status.call.store(hash, Ordering::SeqCst);
-        calls.status.seal.store(seal(hash, address), Ordering::SeqCst);
+        calls.own.set_call(number, hash, address);
+        self.is_on_board = call.tensor().is_none_or(|tensor| num_bytes(tensor) <= SMALL_BYTES);
+        if let Some(tensor) = call.shown_by(calls.rank).filter(|_| self.is_on_board) {
+            calls.own.store(number, tensor).map_err(Error::other)?;
+        }
         self.post(ENTERED);
         self.addresses = vec![0; calls.peers.len()];
         let mut are_equal = true;
         for rank in calls.others() {
-            let mut seen = self.wait_for(rank, ENTERED)?;
-            if !seen.is_of(hash) {
-                // Its words may have been read while they were being written.
-                seen = self.wait_for(rank, ENTERED)?;
-            }
-            are_equal &= seen.is_of(hash);
-            self.addresses[rank] = seen.address();
+            self.wait_for(rank, ENTERED)?;
+            let (found, address) = calls.boards[rank].call(number);
+            are_equal &= found == hash;
+            self.addresses[rank] = address;
         }
         if are_equal { Ok(()) } else { Err(self.differ()) }
     }
@@ -349,16 +318,15 @@ impl Running<'_> {
     fn differ(&mut self) -> Fault {
         let calls = self.calls;
         let text = call_text(self.made.op, &(self.made.shape)());
-        calls.status.text_at.store(text.as_ptr() as i64, Ordering::SeqCst);
-        calls.status.text_bytes.store(text.len() as i64, Ordering::SeqCst);
+        calls.own.set_text(&text);
         self.post(HAS_RESULT);
         let read_texts = || -> Step<Vec<String>> {
             let mut texts = vec![text.clone(); calls.peers.len()];
             for rank in calls.others() {
                 self.wait_for(rank, HAS_RESULT)?;
-                let (address, num_bytes) = self.wait_for(rank, HAS_RESULT)?.text();
+                let (address, num_bytes) = calls.boards[rank].text();
                 let bytes = Tensor::f_zeros([num_bytes.clamp(0, SMALL_BYTES as i64)], (Kind::Uint8, Device::Cpu))?;
-                self.read_at(rank, address, &bytes)?;
+                self.read_memory(rank, address, &bytes)?;
                 texts[rank] = String::from_utf8_lossy(&Vec::<u8>::try_from(&bytes)?).into_owned();
             }
             self.finish()?;
@@ -368,34 +336,49 @@ impl Running<'_> {
     }
 
     fn post(&self, step: i64) {
-        self.calls.status.progress.store(self.state.number * NUM_STEPS + step, Ordering::SeqCst);
+        self.calls.own.set_progress(self.state.number * NUM_STEPS + step);
+    }
+
+    /// Needs nothing more of the others. What they still need of this rank stays on its board; waits, if it lies elsewhere.
+    fn leave(&self) -> Step {
+        if self.is_on_board {
+            self.post(DONE);
+            return Ok(());
+        }
+        self.finish()
     }
 
     /// Needs nothing more of the others, and waits until they need nothing more of this rank.
     fn finish(&self) -> Step {
         self.post(DONE);
-        self.calls.others().try_for_each(|rank| self.wait_for(rank, DONE).map(drop))
+        self.calls.others().try_for_each(|rank| self.wait_for(rank, DONE))
     }
 
-    /// Waits until a rank is so far; its status then.
-    fn wait_for(&self, rank: usize, step: i64) -> Step<Seen> {
+    /// Waits until a rank is so far.
+    fn wait_for(&self, rank: usize, step: i64) -> Step {
         let (calls, wanted) = (self.calls, self.state.number * NUM_STEPS + step);
         let mut patience = Patience::new(self.made.group.timeout(), calls.spins);
         loop {
-            let seen = match calls.look(rank) {
-                Ok(seen) => seen,
-                // It has ended after it had read all that it needs, and nothing more is needed of it.
-                Err(_) if step == DONE => return Ok(Seen::default()),
-                Err(error) => return Err(self.lost(rank, error)),
-            };
-            if seen.standing() == FAILED {
+            let mut seen = calls.boards[rank].look();
+            let alive = if patience.is_late() && seen.progress < wanted { calls.find_alive(rank) } else { Ok(()) };
+            if alive.is_err() {
+                // It may have come so far, and ended, in between.
+                seen = calls.boards[rank].look();
+            }
+            if seen.standing == FAILED {
                 return Err(self.gone(rank, "has failed"));
             }
-            if seen.progress() >= wanted {
-                return Ok(seen);
+            if wanted <= seen.progress {
+                return Ok(());
             }
-            if seen.standing() != calls.peers[rank].nonce {
+            if seen.standing != calls.peers[rank].nonce {
                 return Err(self.gone(rank, "has left the group"));
+            }
+            match alive {
+                Ok(()) => {}
+                // Nothing more is needed of it.
+                Err(_) if step == DONE => return Ok(()),
+                Err(error) => return Err(self.lost(rank, error)),
             }
             if patience.is_long() {
                 self.look_at_all(step)?;
@@ -413,12 +396,14 @@ impl Running<'_> {
         let calls = self.calls;
         let made = self.state.number * NUM_STEPS + DONE;
         for rank in calls.others() {
-            match calls.look(rank) {
-                Ok(seen) if seen.standing() == FAILED && seen.progress() < made => {
-                    return Err(self.gone(rank, "has failed"));
-                }
-                Err(error) if step != DONE => return Err(self.lost(rank, error)),
-                _ => {}
+            let seen = calls.boards[rank].look();
+            if seen.standing == FAILED && seen.progress < made {
+                return Err(self.gone(rank, "has failed"));
+            }
+            if let Err(error) = calls.find_alive(rank)
+                && step != DONE
+            {
+                return Err(self.lost(rank, error));
             }
         }
         Ok(())
@@ -443,10 +428,13 @@ impl Running<'_> {
 
     /// Fills `place` from what a rank has from byte `offset` of its tensor on.
     fn read(&self, rank: usize, offset: usize, place: &Tensor) -> Step {
-        self.read_at(rank, self.addresses[rank] + offset, place)
+        if self.is_on_board && place.numel() > 0 {
+            return Ok(self.calls.boards[rank].load(self.state.number, offset, place).map_err(Error::other)?);
+        }
+        self.read_memory(rank, self.addresses[rank] + offset, place)
     }
 
-    fn read_at(&self, rank: usize, address: usize, place: &Tensor) -> Step {
+    fn read_memory(&self, rank: usize, address: usize, place: &Tensor) -> Step {
         if place.numel() == 0 {
             return Ok(());
         }
@@ -475,8 +463,7 @@ impl Running<'_> {
         for rank in calls.others() {
             self.read(rank, 0, &versions[rank])?;
         }
-        // The others see this rank's numbers as they were.
-        self.finish()?;
+        self.leave()?;
         if world_size == 2 {
             add.scale(own)?;
             add.scale(&versions[1 - rank])?;
@@ -553,7 +540,7 @@ impl Running<'_> {
                 }
             }
         }
-        self.finish()
+        self.leave()
     }
 }
 

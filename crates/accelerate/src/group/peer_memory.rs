@@ -105,28 +105,39 @@ fn network() -> i64 {
     hasher.finish() as i64
 }
 
-/// The ranks of a group, if each can read the status of every other, which begins with its `nonce`; `None` on all of them
+/// How a rank is found by the others.
+pub(super) struct Card {
+    /// Where its status begins, of which the first number is its `nonce`.
+    pub(super) status_at: usize,
+    pub(super) nonce: i64,
+    /// Of a file that others open, if they are to.
+    pub(super) descriptor: i64,
+}
+
+/// The ranks of a group, if each can read the status of every other, and what it can `open` of them; `None` on all of them
 /// otherwise. Collective: `gather` joins all ranks' numbers, and `least` gives the least of them.
-pub(super) fn meet(
-    (status_at, nonce): (usize, i64),
+pub(super) fn meet<T>(
+    Card { status_at, nonce, descriptor }: Card,
     gather: impl FnOnce(&Tensor) -> Result<Tensor>,
     least: impl FnOnce(&Tensor) -> Result<()>,
-) -> Result<Option<Vec<Peer>>> {
+    open: impl Fn(&Peer, i64) -> Option<T>,
+) -> Result<Option<Vec<(Peer, T)>>> {
     // Whether that was needed and allowed shows below.
     let _ = let_siblings_read();
     let network = network();
-    let own = [i64::from(std::process::id()), status_at as i64, nonce, network];
+    let own = [i64::from(std::process::id()), status_at as i64, nonce, network, descriptor];
     let cards = Vec::<i64>::try_from(&gather(&Tensor::f_from_slice(&own)?)?)?;
-    let peer = |card: &[i64]| Peer { process: card[0] as u32, status_at: card[1] as usize, nonce: card[2] };
-    let peers: Vec<Peer> = cards.chunks_exact(own.len()).map(peer).collect();
-    let are_on_one_machine = cards.chunks_exact(own.len()).all(|card| card[3] == network);
-    let reads = |peer: &Peer| {
+    let peer = |card: &[i64]| {
+        let peer = Peer { process: card[0] as u32, status_at: card[1] as usize, nonce: card[2] };
         let mut found = [0];
-        peer.look(&mut found).is_ok() && found[0] == peer.nonce
+        let is_readable = card[3] == network && peer.look(&mut found).is_ok() && found[0] == peer.nonce;
+        let opened = if is_readable { open(&peer, card[4]) } else { None };
+        opened.map(|opened| (peer, opened))
     };
-    let can_read = Tensor::f_from_slice(&[i64::from(are_on_one_machine && peers.iter().all(reads))])?;
+    let peers: Option<Vec<(Peer, T)>> = cards.chunks_exact(own.len()).map(peer).collect();
+    let can_read = Tensor::f_from_slice(&[i64::from(peers.is_some())])?;
     least(&can_read)?;
-    Ok((i64::try_from(&can_read)? == 1).then_some(peers))
+    Ok(peers.filter(|_| i64::try_from(&can_read).is_ok_and(|least| least == 1)))
 }
 
 impl Group {
@@ -137,10 +148,13 @@ impl Group {
         }
         let nonce = nonce();
         let status = Box::new(PeerStatus { stamp: AtomicI64::new(nonce), ..Default::default() });
-        let card = (&raw const *status as usize, nonce);
+        let card = Card { status_at: &raw const *status as usize, nonce, descriptor: -1 };
         let least = |can_read: &Tensor| self.all_reduce(can_read, ReduceOp::Min);
-        let peers = meet(card, |own| self.all_gather_into_tensor(own), least)?;
-        let found = peers.map(|peers| PeerMemory { group: self.clone(), peers, status, last: AtomicI64::new(nonce) });
+        let met = meet(card, |own| self.all_gather_into_tensor(own), least, |_, _| Some(()))?;
+        let found = met.map(|met| {
+            let peers = met.into_iter().map(|(peer, ())| peer).collect();
+            PeerMemory { group: self.clone(), peers, status, last: AtomicI64::new(nonce) }
+        });
         found.iter().for_each(PeerMemory::close);
         Ok(found)
     }

@@ -29,6 +29,11 @@ impl Patience {
         Self { began: None, deadline: deadline.unwrap_or(Duration::MAX), spins }
     }
 
+    /// Has it taken longer than a call of another rank does?
+    pub(super) fn is_late(&self) -> bool {
+        self.began.is_some_and(|began| YIELD <= began.elapsed())
+    }
+
     /// Has it taken so long that something may be wrong?
     pub(super) fn is_long(&self) -> bool {
         self.began.is_some_and(|began| 50 * YIELD <= began.elapsed())

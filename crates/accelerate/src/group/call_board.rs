@@ -1,0 +1,177 @@
+//! What ranks on one machine show each other of their calls: words that all of them have mapped, so that a look is a load and no
+//! call of the kernel. Small tensors lie there, too.
+//!
+//! What belongs to a call has two places, of which calls use one after the other. A rank that writes what belongs to a call has seen
+//! all others in the call before, so nobody reads any more what it overwrites: that of the call before that one.
+
+use crate::error::{Error, Result};
+use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::sync::atomic::Ordering;
+use tch::Tensor;
+use torch_ext::shared_memory::SharedWords;
+
+/// Tensors up to this size lie on the board.
+pub(super) const SMALL_BYTES: usize = 16 << 10;
+
+/// The number that the ranks have met with, or why nobody may read any more.
+const STANDING: usize = 0;
+/// Number of the call and how far it is.
+const PROGRESS: usize = 1;
+/// Where the text of a call is, when ranks make different ones.
+const TEXT_AT: usize = 2;
+const TEXT_BYTES: usize = 3;
+/// The first of the two places.
+const FIRST_PLACE: usize = 8;
+
+/// Within a place: what stands for the call and its number; where its tensor begins, in the memory of the rank; the tensor itself, if
+/// it is small.
+const CALL: usize = 0;
+const ADDRESS: usize = 1;
+const CONTENT: usize = 8;
+const PLACE_WORDS: usize = CONTENT + SMALL_BYTES / size_of::<u64>();
+
+const NUM_WORDS: usize = FIRST_PLACE + 2 * PLACE_WORDS;
+
+fn place_of(number: i64) -> usize {
+    FIRST_PLACE + PLACE_WORDS * (number & 1) as usize
+}
+
+/// The words of one rank.
+#[derive(Debug)]
+pub(super) struct CallBoard(SharedWords);
+
+/// A board as it was when a peer looked at it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    pub(super) standing: i64,
+    pub(super) progress: i64,
+}
+
+impl CallBoard {
+    /// A new one, and the file that others map it from.
+    pub(super) fn new(standing: i64) -> Result<(Self, File)> {
+        let make = || -> io::Result<(SharedWords, File)> {
+            let file = File::from(memfd_create("accelerate-calls", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+            file.set_len((NUM_WORDS * size_of::<u64>()) as u64)?;
+            fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
+            Ok((SharedWords::map(&file, 0, NUM_WORDS)?, file))
+        };
+        let (words, file) = make().map_err(Error::other)?;
+        let board = Self(words);
+        board.set(STANDING, standing);
+        Ok((board, file))
+    }
+
+    /// Another process's, which it has open as this descriptor.
+    pub(super) fn of_process(process: u32, descriptor: i64) -> io::Result<Self> {
+        let file = File::options().read(true).write(true).open(format!("/proc/{process}/fd/{descriptor}"))?;
+        SharedWords::map(&file, 0, NUM_WORDS).map(Self)
+    }
+
+    /// By which other processes find a file of this one.
+    pub(super) fn descriptor(file: &File) -> i64 {
+        i64::from(file.as_raw_fd())
+    }
+
+    fn get(&self, word: usize) -> i64 {
+        self.0[word].load(Ordering::SeqCst) as i64
+    }
+
+    fn set(&self, word: usize, value: i64) {
+        self.0[word].store(value as u64, Ordering::SeqCst);
+    }
+
+    pub(super) fn look(&self) -> Seen {
+        // What a rank writes before its progress is there if its progress is.
+        Seen { progress: self.get(PROGRESS), standing: self.get(STANDING) }
+    }
+
+    pub(super) fn standing(&self) -> i64 {
+        self.get(STANDING)
+    }
+
+    pub(super) fn set_standing(&self, standing: i64) {
+        self.set(STANDING, standing);
+    }
+
+    /// Leaves another standing as it is.
+    pub(super) fn change_standing(&self, from: i64, to: i64) {
+        let (from, to) = (from as u64, to as u64);
+        let _other = self.0[STANDING].compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
+    /// Before the progress that tells of it.
+    pub(super) fn set_call(&self, number: i64, call: i64, address: i64) {
+        let place = place_of(number);
+        self.set(place + CALL, call);
+        self.set(place + ADDRESS, address);
+    }
+
+    /// What stands for the call, and where its tensor begins.
+    pub(super) fn call(&self, number: i64) -> (i64, usize) {
+        let place = place_of(number);
+        (self.get(place + CALL), self.get(place + ADDRESS) as usize)
+    }
+
+    pub(super) fn set_progress(&self, progress: i64) {
+        self.set(PROGRESS, progress);
+    }
+
+    pub(super) fn set_text(&self, text: &str) {
+        self.set(TEXT_AT, text.as_ptr() as i64);
+        self.set(TEXT_BYTES, text.len() as i64);
+    }
+
+    /// Where it begins, in the memory of the rank, and how long it is.
+    pub(super) fn text(&self) -> (usize, i64) {
+        (self.get(TEXT_AT) as usize, self.get(TEXT_BYTES))
+    }
+
+    /// Before the progress that tells of it.
+    pub(super) fn store(&self, number: i64, tensor: &Tensor) -> io::Result<()> {
+        self.0.store_tensor(place_of(number) + CONTENT, tensor)
+    }
+
+    /// Fills `place` from byte `offset` of the tensor of a call on.
+    pub(super) fn load(&self, number: i64, offset: usize, place: &Tensor) -> io::Result<()> {
+        self.0.load_tensor(place_of(number) + CONTENT, offset, place)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_process_writes_another_one_sees_as_long_as_it_likes() {
+        let (own, file) = CallBoard::new(7).unwrap();
+        let peer = CallBoard::of_process(std::process::id(), CallBoard::descriptor(&file)).unwrap();
+        let tensors = [1i64, 2].map(|number| Tensor::from_slice(&[number, 10 * number, 100 * number]));
+        for (number, tensor) in (1i64..).zip(&tensors) {
+            own.set_call(number, 1000 + number, 2000 + number);
+            own.store(number, tensor).unwrap();
+            own.set_progress(number);
+        }
+        own.change_standing(8, 9);
+        drop((own, file));
+        let seen = peer.look();
+        assert_eq!((seen.standing, seen.progress), (7, 2));
+        for (number, tensor) in (1i64..).zip(&tensors) {
+            assert_eq!(peer.call(number), (1000 + number, 2000 + number as usize));
+            let place = Tensor::from_slice(&[0i64; 2]);
+            peer.load(number, 8, &place).unwrap();
+            assert_eq!(place, tensor.narrow(0, 1, 2));
+        }
+    }
+
+    #[test]
+    fn what_is_no_board_is_an_error() {
+        assert!(CallBoard::of_process(std::process::id(), -1).is_err());
+        let file = tempfile::tempfile().unwrap();
+        assert!(CallBoard::of_process(std::process::id(), CallBoard::descriptor(&file)).is_err());
+    }
+}
