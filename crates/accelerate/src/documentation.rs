@@ -25,6 +25,7 @@ pages! {
     CommunicationHooks: "docs/src/communication_hooks.md";
     Sharding: "docs/src/sharding.md";
     TensorParallel: "docs/src/tensor_parallel.md";
+    SequenceParallel: "docs/src/sequence_parallel.md";
     DeepSpeed: "docs/src/deepspeed.md";
     Offload: "docs/src/offload.md";
     BigModels: "docs/src/big_models.md";

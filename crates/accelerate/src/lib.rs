@@ -64,9 +64,9 @@ pub use accelerate_core::schedule::SchedulerUnit;
 pub use accelerate_core::settings::Origin;
 pub use accelerate_derive::TensorTree;
 pub use accelerator::{
-    Accelerator, AcceleratorBuilder, CheckpointFolder, HasParameters, JoinOptions, KwargsHandler, ModelRef, PadOptions,
-    Prepare, PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel, ReduceOptions, Registered, RemovableHandle,
-    SeedOptions, StateHookContext, kind, set_seed,
+    Accelerator, AcceleratorBuilder, CheckpointFolder, ContextParallelOptions, HasParameters, JoinOptions,
+    KwargsHandler, ModelRef, PadOptions, Prepare, PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel,
+    ReduceOptions, Registered, RemovableHandle, SeedOptions, StateHookContext, kind, set_seed,
 };
 pub use checkpoint::SaveModelOptions;
 pub use engine::{CommHook, GradBucket};

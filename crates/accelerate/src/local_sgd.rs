@@ -120,6 +120,9 @@ impl LocalSGD {
         if model.is_tensor_parallel() {
             return Err(StateError::NotWithTensorParallel { feature: "LocalSGD" }.into());
         }
+        if accelerator.mesh().divided_sequences().is_some() {
+            return Err(StateError::NotWithDividedSequences { feature: "LocalSGD" }.into());
+        }
         if local_sgd_steps == 0 {
             return Err(StateError::NoLocalSteps.into());
         }

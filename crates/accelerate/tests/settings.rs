@@ -146,9 +146,9 @@ fn settings_of_shards_are_refused_where_nothing_is_sharded(
 
 #[test]
 fn what_is_not_available_yet_is_refused_by_name() {
-    let axes = accelerate::ParallelismConfig { cp_size: Some(2), ..Default::default() };
+    let axes = accelerate::ParallelismConfig { sp_attn_implementation: Some("eager".into()), ..Default::default() };
     let text = message(Accelerator::builder().parallelism_config(axes));
-    assert!(text.contains("cp_size is 2 (code)") && text.contains("not available"), "{text}");
+    assert!(text.contains("sp_attn_implementation is \"eager\"") && text.contains("\"sdpa\" alone"), "{text}");
     let fp8 = accelerate::FP8RecipeKwargs { backend: Some("TE".into()), ..Default::default() };
     assert!(message(Accelerator::builder().kwargs_handler(fp8)).contains("fp8_config.backend is TE"));
     let none = accelerate::ParallelismConfig { tp_size: Some(1), ..Default::default() };

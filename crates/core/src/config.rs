@@ -51,8 +51,8 @@ pub use fully_sharded::{
 pub use grad_scaler::{GradScalerKwargs, GradScalerSettings};
 pub use gradient_accumulation::{GradientAccumulationPlugin, GradientAccumulationSettings};
 pub use later::{
-    FP8RecipeKwargs, FP8Settings, ParallelismConfig, ParallelismSettings, TensorParallelSettings,
-    TorchTensorParallelPlugin,
+    ContextParallelStrategy, FP8RecipeKwargs, FP8Settings, ParallelismConfig, ParallelismSettings,
+    TensorParallelSettings, TorchTensorParallelPlugin,
 };
 pub use mixed_precision::MixedPrecision;
 pub use offload::{OffloadDevice, OffloadTarget};

@@ -21,6 +21,7 @@ pub(crate) mod plan;
 pub(crate) mod python;
 pub(crate) mod pytorch;
 pub(crate) mod quantization;
+pub(crate) mod sequence_parallel;
 pub(crate) mod settings;
 pub(crate) mod tensor_parallel;
 pub(crate) mod tracking;
@@ -75,6 +76,8 @@ pub(crate) enum ErrorKind {
     Python(#[from] python::PythonErrorKind),
     #[error(transparent)]
     Quantization(#[from] quantization::QuantizationErrorKind),
+    #[error(transparent)]
+    SequenceParallel(#[from] sequence_parallel::SequenceParallelErrorKind),
     #[error(transparent)]
     Settings(#[from] settings::SettingsErrorKind),
     #[error(transparent)]
@@ -169,9 +172,9 @@ impl Error {
         }
     }
 
-    /// Rows, batches or splits of data do not fit what was asked for.
+    /// Rows, batches, sequences or splits of data do not fit what was asked for.
     pub fn is_data(&self) -> bool {
-        matches!(self.0.kind, ErrorKind::Data(_))
+        matches!(self.0.kind, ErrorKind::Data(_) | ErrorKind::SequenceParallel(_))
     }
 
     /// A pickle has other things in it than plain data and tensors, such as objects of a program's own. It may be whole all the

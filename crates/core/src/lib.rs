@@ -23,6 +23,7 @@ pub mod restart;
 pub mod ring;
 pub mod sampler;
 pub mod schedule;
+pub mod sequence_parallel;
 pub mod settings;
 pub mod signals;
 pub mod slurm;

@@ -37,7 +37,7 @@ impl Axis {
 }
 
 /// Ranks in a grid (PyTorch's `DeviceMesh`). A model is divided along [`Axis::DpShard`] and [`Axis::Tp`], and repeated along
-/// [`Axis::DpReplicate`]; the other axes have one rank.
+/// [`Axis::DpReplicate`]; sequences are divided along [`Axis::Cp`] or [`Axis::Sp`].
 ///
 /// ```
 /// use accelerate_core::mesh::{Axis, Mesh};
@@ -70,7 +70,7 @@ impl Mesh {
     /// Ranks along the axes that are named, and one along each other axis (`ParallelismConfig` of the reference).
     ///
     /// Two rules of the reference do not hold here: `tp` and `cp` go with `dp_replicate` alone, and `dp_replicate` needs no
-    /// `dp_shard`. Nothing is computed along `cp` and `sp` yet, and settings refuse them.
+    /// `dp_shard`.
     ///
     /// ```
     /// use accelerate_core::mesh::{Axis, Mesh};
@@ -112,6 +112,18 @@ impl Mesh {
 
     /// Ranks whose losses make one mean (`dp_cp`).
     pub const DP_CP: &[Axis] = &[Axis::DpReplicate, Axis::DpShard, Axis::Cp];
+
+    /// Ranks that divide a sequence, in whichever of the two ways.
+    pub const SEQUENCE: &[Axis] = &[Axis::Cp, Axis::Sp];
+
+    /// [`DP_SHARD_CP`](Self::DP_SHARD_CP) in whichever way sequences are divided: the ranks that divide a model's parameters.
+    pub const SHARD: &[Axis] = &[Axis::DpShard, Axis::Cp, Axis::Sp];
+
+    /// Ranks that keep copies of parameters that are not sharded, and average their gradients.
+    pub const REPLICATE: &[Axis] = &[Axis::DpReplicate, Axis::Cp, Axis::Sp];
+
+    /// [`DP_CP`](Self::DP_CP) in whichever way sequences are divided: the ranks whose gradients make one mean.
+    pub const GRADIENTS: &[Axis] = &[Axis::DpReplicate, Axis::DpShard, Axis::Cp, Axis::Sp];
 
     /// The place of rank `rank` along each axis, in the order of [`Axis::ALL`].
     pub fn coordinates(&self, rank: usize) -> [usize; Axis::ALL.len()] {
@@ -161,13 +173,22 @@ impl Mesh {
         self.size(Axis::DpShard)
     }
 
-    /// The same without axes along which ranks have the same rows: what is left of each.
+    /// The ranks of [`Mesh::GRADIENTS`] by two axes: those that divide a sequence shard parameters as those along `dp_shard` do.
     pub fn data(&self) -> Self {
-        let mut sizes = self.sizes;
-        for axis in Axis::ALL.into_iter().filter(|axis| !Self::DP.contains(axis)) {
-            sizes[axis as usize] = 1;
-        }
-        Self { sizes }
+        let shard_size = Self::SHARD.iter().map(|&axis| self.size(axis)).product();
+        Self { sizes: [self.num_replicas(), shard_size, 1, 1, 1] }
+    }
+
+    /// The axis along which sequences are divided, and by how many ranks; `None` where each rank has whole ones.
+    ///
+    /// ```
+    /// use accelerate_core::mesh::{Axis, Mesh};
+    /// assert_eq!(Mesh::of(6, &[(Axis::DpReplicate, 2), (Axis::Sp, 3)])?.divided_sequences(), Some((Axis::Sp, 3)));
+    /// assert_eq!(Mesh::replicated(2).divided_sequences(), None);
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn divided_sequences(&self) -> Option<(Axis, usize)> {
+        Self::SEQUENCE.iter().map(|&axis| (axis, self.size(axis))).find(|(_, size)| *size > 1)
     }
 
     /// How many neighbours hold all of a model together, and differ in what they hold of it.
@@ -244,7 +265,7 @@ mod tests {
         }
         assert_eq!(
             (mesh.num_shares(), mesh.model_size(), mesh.data().to_string().as_str()),
-            (6, 24, "dp_replicate 2 x dp_shard 3")
+            (6, 24, "dp_replicate 2 x dp_shard 6")
         );
         assert_eq!(mesh.ranks_along(Axis::Tp, 6), [4, 5, 6, 7]);
         assert_eq!(mesh.ranks_along(Axis::DpReplicate, 6), [6, 30]);

@@ -1,6 +1,7 @@
 //! What the models' attention has in common: positions, what a token may look at, and the product itself.
 
 use accelerate::Result;
+use accelerate::nn::{AttentionKernel, AttentionOptions, DividedSequence};
 use accelerate::tch::{Device, Kind, Tensor};
 use std::ops::Range;
 use torch_ext::scalar;
@@ -9,6 +10,14 @@ use torch_ext::scalar;
 pub(crate) fn positions(range: Range<i64>, device: Device) -> Result<Tensor> {
     let positions: Vec<i64> = range.collect();
     Ok(Tensor::f_from_slice(&positions)?.f_to(device)?)
+}
+
+/// Where the tokens that a model was given are in their sequence: from 0 on, unless ranks divide it.
+pub(crate) fn own_positions(kernel: &dyn AttentionKernel, length: i64, device: Device) -> Result<Tensor> {
+    match kernel.sequence() {
+        None => positions(0..length, device),
+        Some(sequence) => sequence.positions(length, device),
+    }
 }
 
 /// How many tokens stand in front of each; 0 for what fills up a row in front.
@@ -42,6 +51,45 @@ impl Mask {
         }
     }
 
+    /// For the `length` tokens that a model was given, and as many columns of `attention_mask`: all of a sequence, or those that this
+    /// rank has of it. Collective then.
+    pub(crate) fn of_own_tokens(
+        kernel: &dyn AttentionKernel,
+        length: i64,
+        attention_mask: Option<&Tensor>,
+        window: Option<i64>,
+        device: Device,
+    ) -> Result<Self> {
+        match kernel.sequence() {
+            None => Self::causal(length, 0, attention_mask, window, device),
+            Some(sequence) => Self::of_sequence(sequence, attention_mask, window, device),
+        }
+    }
+
+    /// Rows for the queries that the kernel wants them for, columns for all tokens of the sequence.
+    fn of_sequence(
+        sequence: &dyn DividedSequence,
+        attention_mask: Option<&Tensor>,
+        window: Option<i64>,
+        device: Device,
+    ) -> Result<Self> {
+        let num_keys = sequence.length();
+        let window = window.filter(|window| *window < num_keys);
+        if attention_mask.is_none() && window.is_none() {
+            return Ok(Self::Causal);
+        }
+        let queries = sequence.mask_positions(device)?.f_unsqueeze(1)?;
+        let keys = positions(0..num_keys, device)?.f_unsqueeze(0)?;
+        let mut seen = keys.f_le_tensor(&queries)?;
+        if let Some(window) = window {
+            seen = seen.f_logical_and(&keys.f_gt_tensor(&scalar::add(&queries, -window)?)?)?;
+        }
+        let seen = seen.f_unsqueeze(0)?.f_unsqueeze(0)?;
+        let Some(attention_mask) = attention_mask else { return Ok(Self::Tensor(seen)) };
+        let own = keys.f_eq_tensor(&queries)?;
+        Ok(Self::Tensor(of_tokens(&seen, &sequence.gather(attention_mask, 1)?, &own)?))
+    }
+
     /// For `num_queries` tokens that come after `num_past` others. `attention_mask [batch, num_past + num_queries]` is 1 for a
     /// token and 0 for what fills up a row. With a `window`, a query looks at that many keys, its own the last of them.
     ///
@@ -65,12 +113,16 @@ impl Mask {
         }
         let seen = seen(num_queries, num_past, window, device)?;
         let Some(attention_mask) = attention_mask else { return Ok(Self::Tensor(seen)) };
-        let is_token = attention_mask.f_to_kind(Kind::Bool)?.f_unsqueeze(1)?.f_unsqueeze(1)?;
-        let seen = seen.f_logical_and(&is_token)?;
-        let sees_nothing = seen.f_any_dim(-1, true)?.f_logical_not()?;
-        let own = own(num_queries, num_past, device)?.f_logical_and(&sees_nothing)?;
-        Ok(Self::Tensor(seen.f_logical_or(&own)?))
+        Ok(Self::Tensor(of_tokens(&seen, attention_mask, &own(num_queries, num_past, device)?)?))
     }
+}
+
+/// Without what fills up rows, `[batch, num_keys]`; a query that sees nothing else sees its own key.
+fn of_tokens(seen: &Tensor, attention_mask: &Tensor, own: &Tensor) -> Result<Tensor> {
+    let is_token = attention_mask.f_to_kind(Kind::Bool)?.f_unsqueeze(1)?.f_unsqueeze(1)?;
+    let seen = seen.f_logical_and(&is_token)?;
+    let sees_nothing = seen.f_any_dim(-1, true)?.f_logical_not()?;
+    Ok(seen.f_logical_or(&own.f_logical_and(&sees_nothing)?)?)
 }
 
 /// `[1, 1, num_queries, num_keys]`: keys up to the query's position and within its window.
@@ -92,19 +144,16 @@ fn own(num_queries: i64, num_past: i64, device: Device) -> Result<Tensor> {
 /// `query [batch, num_heads, num_queries, head_dim]`, `key` and `value [batch, num_key_value_heads, num_keys, head_dim]` to
 /// `[batch, num_queries, num_heads * head_dim]`. A head of keys serves as many heads of queries as there are times more of them.
 pub(crate) fn attend(
-    query: &Tensor,
-    key: &Tensor,
-    value: &Tensor,
+    kernel: &dyn AttentionKernel,
+    [query, key, value]: [&Tensor; 3],
     mask: &Mask,
-    dropout: f64,
+    dropout_p: f64,
     scale: impl Into<Option<f64>>,
 ) -> Result<Tensor> {
     let (batch, num_heads, num_queries, head_dim) = query.size4()?;
-    let is_grouped = key.size4()?.1 != num_heads;
     let is_causal = matches!(mask, Mask::Causal);
-    let (mask, scale) = (mask.tensor(), scale.into());
-    let attended =
-        Tensor::f_scaled_dot_product_attention(query, key, value, mask, dropout, is_causal, scale, is_grouped)?;
+    let options = AttentionOptions { attn_mask: mask.tensor(), dropout_p, is_causal, scale: scale.into() };
+    let attended = kernel.attention(query, key, value, options)?;
     Ok(attended.f_transpose(1, 2)?.f_reshape([batch, num_queries, num_heads * head_dim])?)
 }
 

@@ -1,9 +1,10 @@
 //! What models that continue texts have in common.
 
 use crate::KeyValueCache;
-use accelerate::nn::{Linear, Module};
+use accelerate::nn::{AttentionKernel, DividedSequence, Linear, Module};
 use accelerate::tch::{Kind, Reduction, Tensor};
 use accelerate::{Result, TensorTree};
+use torch_ext::scalar;
 
 /// What a model that continues texts takes in training and evaluation.
 #[derive(Debug, TensorTree)]
@@ -20,10 +21,12 @@ pub struct CausalLMInput {
 /// What a forward pass gives.
 #[derive(Debug, TensorTree)]
 pub struct CausalLMOutput {
-    /// Mean cross-entropy over the labels that are not -100: a scalar, float32. `None` without labels.
+    /// Mean cross-entropy over the labels that are not -100: a scalar, float32. `None` without labels. Where ranks divide sequences, it
+    /// is the mean over the tokens of all of them, the same on all, and gradients are to be averaged over these ranks.
     pub loss: Option<Tensor>,
     /// Scores before softmax `[batch, length, vocab_size]`, of the token that follows. Where ranks divide `lm_head` and do not gather
-    /// its output (the style `colwise`), `[batch, length, this rank's slice of the vocabulary]`.
+    /// its output (the style `colwise`), `[batch, length, this rank's slice of the vocabulary]`. Where they divide sequences, the length is
+    /// that of this rank's tokens.
     pub logits: Tensor,
 }
 
@@ -32,15 +35,36 @@ impl CausalLMOutput {
     ///
     /// # Errors
     /// Labels of another shape, or that the vocabulary does not have.
-    pub(crate) fn of_head(head: &Linear, hidden: &Tensor, labels: Option<&Tensor>) -> Result<Self> {
+    pub(crate) fn of_head(
+        head: &Linear,
+        hidden: &Tensor,
+        labels: Option<&Tensor>,
+        kernel: &dyn AttentionKernel,
+    ) -> Result<Self> {
         let logits = head.forward(hidden)?;
-        let loss = labels.map(|labels| causal_lm_loss(head, &logits, labels)).transpose()?;
+        let loss = |labels: &Tensor| match kernel.sequence() {
+            None => causal_lm_loss(head, &logits, labels),
+            Some(sequence) => divided_loss(head, &logits, labels, sequence),
+        };
+        let loss = labels.map(loss).transpose()?;
         Ok(Self { loss, logits })
     }
 }
 
+/// Labels that are not counted.
+const IGNORED: i64 = -100;
+
+/// Of tokens whose followers other ranks may have.
+fn divided_loss(head: &Linear, logits: &Tensor, labels: &Tensor, sequence: &dyn DividedSequence) -> Result<Tensor> {
+    let logits = head.sharded_output().map_or(Ok(logits.shallow_clone()), |divided| divided.gather(logits))?;
+    let (_, _, vocab_size) = logits.size3()?;
+    let labels = sequence.shift_labels(labels, IGNORED)?.f_reshape([-1])?;
+    let logits = logits.f_reshape([-1, vocab_size])?.f_to_kind(Kind::Float)?;
+    let sum = logits.f_cross_entropy_loss(&labels, None::<Tensor>, Reduction::Sum, IGNORED, 0.0)?;
+    sequence.mean(&sum, &scalar::ne(&labels, IGNORED)?.f_sum(Kind::Float)?)
+}
+
 fn causal_lm_loss(head: &Linear, logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    const IGNORED: i64 = -100;
     let (_, length, vocab_size) = logits.size3()?;
     let rest = (length - 1).max(0);
     let logits = logits.f_narrow(1, 0, rest)?.f_reshape([-1, vocab_size])?.f_to_kind(Kind::Float)?;

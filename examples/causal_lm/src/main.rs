@@ -222,8 +222,12 @@ fn train<M: CausalLM>(
         for batch in train.iter()? {
             let input = input_of(batch?);
             accelerator.accumulate(&model, || {
-                let loss = model.forward(&input)?.loss.ok_or_else(|| Error::other("a batch without labels"))?;
-                accelerator.backward(&loss)?;
+                // Where processes divide sequences (cp_size, sp_size), this one gets its tokens of each.
+                let loss = accelerator.maybe_context_parallel(&input, &Default::default(), |input| {
+                    let loss = model.forward(&input)?.loss.ok_or_else(|| Error::other("a batch without labels"))?;
+                    accelerator.backward(&loss)?;
+                    Ok(loss)
+                })?;
                 if accelerator.sync_gradients() {
                     accelerator.clip_grad_norm_(&model, 1.0)?;
                 }

@@ -67,6 +67,7 @@ impl Accelerator {
     #[track_caller]
     pub fn gather_for_metrics<T: TensorTree>(&self, input_data: &T) -> Result<T> {
         let _called = crate::status::here();
+        self.check_whole_sequences("gather_for_metrics")?;
         let position = self.session().gradient_state.active_position();
         let join = self.session().join();
         operations::gather_for_metrics(self.group(), input_data, position.as_ref(), join.as_deref())
@@ -77,6 +78,7 @@ impl Accelerator {
     #[track_caller]
     pub fn gather_object_for_metrics<T: Serialize + DeserializeOwned>(&self, objects: &[T]) -> Result<Vec<T>> {
         let _called = crate::status::here();
+        self.check_whole_sequences("gather_object_for_metrics")?;
         let position = self.session().gradient_state.active_position();
         let join = self.session().join();
         operations::gather_object_for_metrics(self.group(), objects, position.as_ref(), join.as_deref())

@@ -99,6 +99,9 @@ impl Accelerator {
         if self.mesh().size(Axis::Tp) > 1 {
             return Err(StateError::NotWithTensorParallel { feature: "join_uneven_inputs" }.into());
         }
+        if self.mesh().divided_sequences().is_some() {
+            return Err(StateError::NotWithDividedSequences { feature: "join_uneven_inputs" }.into());
+        }
         if let Some(texts) = self.group().disagreement("join_uneven_inputs", &description)? {
             return Err(StateError::DifferentJoins { per_rank: texts.join("; ") }.into());
         }

@@ -4,6 +4,7 @@ mod adapters;
 mod builder;
 mod checkpointing;
 mod collectives;
+mod context_parallel;
 mod deep_speed;
 mod handlers;
 mod join;
@@ -28,6 +29,7 @@ mod training;
 
 pub use builder::AcceleratorBuilder;
 pub use checkpointing::{CheckpointFolder, Registered};
+pub use context_parallel::ContextParallelOptions;
 pub(crate) use deep_speed::DeepSpeed;
 pub use handlers::KwargsHandler;
 pub use join::JoinOptions;
@@ -37,6 +39,7 @@ pub use prepare::{Prepare, PrepareDataLoaderOptions, PrepareModelOptions, Prepar
 pub use seed::{SeedOptions, set_seed};
 pub use state_hooks::{RemovableHandle, StateHookContext};
 
+use context_parallel::DividedNow;
 use pending_save::BackgroundSave;
 
 use crate::amp::{MixedPrecision, Precision, needs_grad_scaler};
@@ -83,6 +86,8 @@ struct Inner {
     /// How good the run is, for checkpoints.
     checkpoint_metric: Mutex<Option<f64>>,
     background_save: BackgroundSave,
+    /// Inside of `maybe_context_parallel`.
+    sequence: DividedNow,
     trackers: Trackers,
     /// What is called before the state of the run is saved, and before it is loaded.
     save_hooks: Arc<StateHooks>,
@@ -138,6 +143,7 @@ impl Accelerator {
             checkpoint_iteration,
             checkpoint_metric: Mutex::default(),
             background_save: BackgroundSave::default(),
+            sequence: DividedNow::default(),
             trackers,
             save_hooks,
             load_hooks,

@@ -91,8 +91,8 @@ impl FullyShard {
     ) -> Result<Self> {
         let &Start { mesh, store, .. } = model;
         let plan = agree_on_plan(model, plugin, mixed_precision)?;
-        let (data, params) = (mesh.group(Mesh::DP)?, dividable(store));
-        let group = mesh.group(&[Axis::DpShard])?;
+        let (data, params) = (mesh.group(Mesh::GRADIENTS)?, dividable(store));
+        let group = mesh.group(Mesh::SHARD)?;
         let has_replicas = mesh.shape().num_replicas() > 1;
         let replicas = has_replicas.then(|| mesh.group(&[Axis::DpReplicate])).transpose()?;
         let device = params.first().map_or(Device::Cpu, |param| param.local().device());
@@ -342,7 +342,7 @@ impl fmt::Debug for FullyShard {
 fn agree_on_plan(model: &Start<'_>, plugin: &FullyShardedSettings, mixed_precision: MixedPrecision) -> Result<Plan> {
     let &Start { mesh, store, evaluation_mode, .. } = model;
     // Ranks that divide layers may have slices of different sizes.
-    let data = &mesh.group(Mesh::DP)?;
+    let data = &mesh.group(Mesh::GRADIENTS)?;
     if let Some(holder) = store.tensor_holder() {
         return Err(StateError::TensorsElsewhere { holder }.into());
     }

@@ -9,6 +9,7 @@ mod hooks;
 mod inventory;
 mod power_sgd;
 mod replicate;
+mod sequence_parallel;
 mod tensor_parallel;
 
 use crate::error::Result;
@@ -17,9 +18,12 @@ use crate::session::{DeviceMesh, Engine};
 use accelerate_core::config::{
     DistributedDataParallelSettings, FullyShardedSettings, MixedPrecision, ShardingStrategy,
 };
-use accelerate_core::mesh::Axis;
+use accelerate_core::mesh::Mesh;
 pub use comm_hook::{CommHook, GradBucket};
 pub(crate) use inventory::inventory;
+pub(crate) use sequence_parallel::{
+    Sequence, check_model as check_divides_sequences, describe_buffers, sequence_length,
+};
 use std::sync::Arc;
 pub(crate) use tensor_parallel::TensorParallel;
 
@@ -64,7 +68,8 @@ pub(crate) fn start(model: &Start<'_>) -> Result<Arc<dyn Engine>> {
         }
         _ => {
             store.materialize()?;
-            let replicas = mesh.group(&[Axis::DpReplicate])?;
+            // Of ranks that divide a sequence, each has gradients of its own tokens.
+            let replicas = mesh.group(Mesh::REPLICATE)?;
             match replicas.world_size() == 1 || evaluation_mode {
                 true => Ok(Arc::new(Alone(tensor_parallel.cloned()))),
                 false => replicate::Replicate::start(&replicas, store, kwargs, tensor_parallel),

@@ -198,7 +198,10 @@ impl Error {
 
     /// Data could not be read or does not have the promised form.
     pub fn is_data(&self) -> bool {
-        matches!(self.kind(), Kind::Data(_) | Kind::Reader(_))
+        match self.kind() {
+            Kind::Core(error) => error.is_data(),
+            kind => matches!(kind, Kind::Data(_) | Kind::Reader(_)),
+        }
     }
 
     /// The state of a run cannot be saved, or there is none to go on from.

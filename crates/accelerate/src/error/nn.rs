@@ -41,6 +41,17 @@ pub(crate) enum NnError {
     )]
     RecomputedOtherwise { wanted: usize, found: usize },
     #[error(
+        "attention that is computed again in the backward pass has to be computed by the kernel of the forward pass, and where ranks \
+         divide sequences there are two: take ScaledDotProductAttention::kernel before the segment and call it within, or do not \
+         checkpoint the layer"
+    )]
+    AttentionWithinCheckpoint,
+    #[error(
+        "an attn_mask of MultiheadAttention says which query sees which key, and where ranks divide sequences no rank has all queries; \
+         use is_causal and a key_padding_mask, which is divided as the tokens are"
+    )]
+    MaskOfDividedSequence,
+    #[error(
         "the shards do not make up this model:\n  {}\nNothing was loaded. Give the shards of all processes, of the same model",
         problem_lines(problems)
     )]

@@ -269,6 +269,61 @@ pub(crate) enum StateError {
     )]
     NotWithTensorParallel { feature: &'static str },
 
+    #[error("{feature} is not available where ranks divide sequences (cp_size, sp_size); use data parallelism alone")]
+    NotWithDividedSequences { feature: &'static str },
+
+    #[error(
+        "ranks divide sequences (cp_size, sp_size), and this model does not compute attention by nn::ScaledDotProductAttention or \
+         nn::MultiheadAttention, so that its tokens would not see those of other ranks; let it call the former in place of libtorch's \
+         scaled_dot_product_attention, or leave cp_size and sp_size at 1"
+    )]
+    NoAttentionKernel,
+
+    #[error(
+        "ranks divide sequences (cp_size, sp_size), and {path} is a {kind}, which mixes tokens of which each rank has some; leave cp_size \
+         and sp_size at 1"
+    )]
+    MixesTokens { path: String, kind: &'static str },
+
+    #[error(
+        "ranks divide sequences (cp_size, sp_size), and the attention of this model is computed by a kernel of the program's own; leave \
+         it at DenseAttention, or cp_size and sp_size at 1"
+    )]
+    OwnAttentionKernel,
+
+    #[error(
+        "{call} is called within maybe_context_parallel, where this rank has some tokens of each sequence; call it before or after, \
+         with whole sequences, such as Accelerator::gather_sequence makes of outputs"
+    )]
+    WithinDividedSequences { call: &'static str },
+
+    #[error(
+        "buffer_seq_dims has {found} dims for {wanted} tensors; give one for each tensor, or none if it is 1 for all"
+    )]
+    SequenceDims { found: usize, wanted: usize },
+
+    #[error(
+        "a tensor of {found:?} {}; buffers that are divided together have their tokens along the dims that buffer_seq_dims names, which \
+         are 1 by default",
+        match wanted {
+            Some(wanted) => format!("does not have the {wanted} tokens of the first one along dim {dim}"),
+            None => format!("has no dim {dim}"),
+        }
+    )]
+    OtherSequence { found: Vec<i64>, dim: i64, wanted: Option<i64> },
+
+    #[error(
+        "{found} tokens are given where this rank has {wanted} of a sequence of {length}; within maybe_context_parallel a model takes the \
+         buffers that the closure is given"
+    )]
+    OtherTokens { found: i64, wanted: i64, length: i64 },
+
+    #[error(
+        "attention has dropout_p {dropout_p}, which ranks along cp cannot drop alike in both passes; set the dropout of attention to 0, or \
+         divide sequences by sp_size"
+    )]
+    DropoutInRing { dropout_p: f64 },
+
     #[error("local_sgd_steps is 0, but must be at least 1: the number of steps between two averages")]
     NoLocalSteps,
 }

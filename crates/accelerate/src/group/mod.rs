@@ -3,6 +3,7 @@
 mod call_board;
 mod calls;
 mod compare;
+mod exchange;
 mod explain;
 mod journal;
 mod members;

@@ -72,6 +72,11 @@ pub(super) enum PeerCall<'a> {
         shard: &'a Tensor,
         op: ReduceOp,
     },
+    /// From each of these ranks what its `input` has from this byte on.
+    Exchange {
+        input: &'a Tensor,
+        parts: &'a [(usize, usize, Tensor)],
+    },
 }
 
 impl PeerCall<'_> {
@@ -80,7 +85,7 @@ impl PeerCall<'_> {
         match self {
             Self::Barrier => None,
             Self::AllReduce { tensor, .. } | Self::Broadcast { tensor, .. } => Some(tensor),
-            Self::AllGather { input, .. } | Self::Compare { input, .. } => Some(input),
+            Self::AllGather { input, .. } | Self::Compare { input, .. } | Self::Exchange { input, .. } => Some(input),
             Self::ReduceScatter { rows, .. } => Some(rows),
         }
     }
@@ -109,6 +114,7 @@ impl PeerCall<'_> {
             Self::AllGather { .. } => (3, 0),
             Self::ReduceScatter { op, .. } => (4, *op as usize),
             Self::Compare { .. } => (5, 0),
+            Self::Exchange { .. } => (6, 0),
         };
         let tensor = self.tensor().map(|tensor| (tensor.kind() as usize, tensor.numel()));
         let op = if matches!(self, Self::Compare { .. }) { "" } else { op };
@@ -284,6 +290,10 @@ impl Running<'_> {
                     }
                 }
                 self.leave()
+            }
+            PeerCall::Exchange { parts, .. } => {
+                parts.iter().try_for_each(|(rank, offset, place)| self.read(*rank, *offset, place))?;
+                self.finish()
             }
             PeerCall::ReduceScatter { rows, shard, op } => self.reduce_scatter(rows, &shard.f_view([-1])?, op),
         }

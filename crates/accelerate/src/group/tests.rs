@@ -131,6 +131,33 @@ fn tensors_of_every_dtype_come_from_the_ranks_they_should() {
 }
 
 #[test]
+fn parts_go_to_the_ranks_that_they_are_for() {
+    for world_size in 1..=4 {
+        testing::ranks(world_size, Default::default(), |accelerator| {
+            let group = accelerator.group();
+            for kind in [Kind::Float, Kind::BFloat16, Kind::Bool, Kind::Int64] {
+                for rows in [0, 1, 3, 50_021] {
+                    let all: Vec<Tensor> =
+                        (0..world_size).map(|rank| numbers(rank, rows * world_size as i64, kind)).collect();
+                    let own = &all[group.rank()];
+                    let to_this = |sent: &Tensor| sent.narrow(0, rows * group.rank() as i64, rows);
+                    let wanted = Tensor::cat(&all.iter().map(to_this).collect::<Vec<_>>(), 0);
+                    let received = group.all_to_all_single(own)?;
+                    assert_eq!(received, wanted, "{world_size} ranks, {rows} rows of {kind:?}");
+                    assert_eq!(group.all_to_all_single(&received)?, *own);
+                    let before = (group.rank() + world_size - 1) % world_size;
+                    assert_eq!(group.rotate(&own.view([-1, 1]))?, all[before].view([-1, 1]));
+                }
+            }
+            let indivisible = group.all_to_all_single(&numbers(0, 5 * world_size as i64 + 1, Kind::Float));
+            assert_eq!(indivisible.is_err(), world_size > 1);
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
+#[test]
 fn shards_of_a_sum_are_added_in_the_order_of_ranks() {
     for world_size in 1..=4 {
         testing::ranks(world_size, Default::default(), |accelerator| {

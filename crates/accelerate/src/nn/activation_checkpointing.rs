@@ -433,6 +433,11 @@ pub(super) fn note_use(param: &Param) {
     }
 }
 
+/// Is this thread in a segment that is computed twice?
+pub(crate) fn while_checkpointing() -> bool {
+    SCOPES.with_borrow(|scopes| !scopes.is_empty())
+}
+
 /// Is this thread computing activations again? Then `at_end` is run when it has done that.
 pub(crate) fn while_recomputing(at_end: impl FnOnce() + 'static) -> bool {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {

@@ -1,7 +1,10 @@
-//! Multi-head attention on libtorch's fused `scaled_dot_product_attention`.
+//! Multi-head attention on `scaled_dot_product_attention`, libtorch's fused one or that of ranks that divide sequences.
 
 use super::layer::forward_error;
-use super::{AnyLayer, Init, Linear, LinearConfig, Param, Path, TrainingFlag, functional};
+use super::{
+    AnyLayer, AttentionOptions, DividedSequence, Init, Linear, LinearConfig, Param, Path, ScaledDotProductAttention,
+    TrainingFlag, functional,
+};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
 use tch::{Kind, Tensor};
@@ -88,6 +91,8 @@ pub struct MultiheadAttention {
     pub config: MultiheadAttentionConfig,
     /// The store's mode.
     pub training: TrainingFlag,
+    /// What the heads compute.
+    pub attention: ScaledDotProductAttention,
 }
 
 impl MultiheadAttention {
@@ -137,7 +142,8 @@ impl MultiheadAttention {
         let training = path.training_flag();
         let params = in_proj.weights().into_iter().chain(&in_proj_bias).cloned().collect();
         path.register_layer(AnyLayer::Other { kind: "MultiheadAttention", params });
-        Ok(Self { in_proj, in_proj_bias, out_proj, embed_dim, num_heads, config, training })
+        let attention = ScaledDotProductAttention::new(path);
+        Ok(Self { in_proj, in_proj_bias, out_proj, embed_dim, num_heads, config, training, attention })
     }
 
     /// Queries `[batch, num_queries, embed_dim]` look at keys `[batch, num_keys, kdim]` and take from values
@@ -147,8 +153,11 @@ impl MultiheadAttention {
     /// Self-attention is `forward(&x, &x, &x, mask)`: the same reference three times is projected in one
     /// multiplication.
     ///
+    /// Where ranks divide sequences, lengths are those of this rank's tokens.
+    ///
     /// # Errors
-    /// Shapes that do not fit; `is_causal` together with an `attn_mask` that is not square.
+    /// Shapes that do not fit; `is_causal` together with an `attn_mask` that is not square. An `attn_mask` where ranks divide
+    /// sequences.
     pub fn forward(&self, query: &Tensor, key: &Tensor, value: &Tensor, mask: AttentionMask<'_>) -> Result<Tensor> {
         for (input, features) in [(query, None), (key, self.config.kdim), (value, self.config.vdim)] {
             if input.dim() != 3 {
@@ -159,16 +168,13 @@ impl MultiheadAttention {
         let mask = self.merged_mask(mask, &heads)?;
         let dropout = if self.training.get() { self.config.dropout } else { 0.0 };
         let [queries, keys, values] = &heads;
-        let attended = Tensor::f_scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            mask.merged,
-            dropout,
-            mask.is_causal,
-            None,
-            false,
-        )?;
+        let options = AttentionOptions {
+            attn_mask: mask.merged.as_ref(),
+            dropout_p: dropout,
+            is_causal: mask.is_causal,
+            scale: None,
+        };
+        let attended = self.attention.forward(queries, keys, values, options)?;
         let output = self.out_proj.forward(&attended.f_permute([2, 0, 1, 3])?.f_flatten(2, 3)?)?;
         Ok(if self.config.batch_first { output.f_transpose(0, 1)? } else { output })
     }
@@ -222,6 +228,9 @@ impl MultiheadAttention {
     fn merged_mask(&self, mask: AttentionMask<'_>, heads: &[Tensor; 3]) -> Result<MergedMask> {
         if mask.key_padding_mask.is_none() && mask.attn_mask.is_none() {
             return Ok(MergedMask { merged: None, is_causal: mask.is_causal });
+        }
+        if let Some(sequence) = self.attention.kernel().sequence() {
+            return divided_mask(sequence, mask, heads[0].f_kind()?);
         }
         let (batch, _, num_queries, _) = heads[0].size4()?;
         let (_, _, num_keys, _) = heads[1].size4()?;
@@ -318,6 +327,25 @@ impl Inputs {
             Self::Three(inputs) => inputs.each_ref(),
         }
     }
+}
+
+/// The same where ranks divide sequences: rows for the queries that the kernel wants them for, columns for all keys. Collective.
+fn divided_mask(sequence: &dyn DividedSequence, mask: AttentionMask<'_>, kind: Kind) -> Result<MergedMask> {
+    let (Some(padding), None) = (mask.key_padding_mask, mask.attn_mask) else {
+        return Err(NnError::MaskOfDividedSequence.into());
+    };
+    let batch_and_one = |padding: Tensor| padding.f_unsqueeze(1)?.f_unsqueeze(1);
+    let mut merged = batch_and_one(additive(&sequence.gather(padding, 1)?, kind)?)?;
+    if mask.is_causal {
+        let device = padding.device();
+        let queries = sequence.mask_positions(device)?.f_unsqueeze(1)?;
+        let keys = Tensor::f_from_slice(&(0..sequence.length()).collect::<Vec<i64>>())?.f_to(device)?.f_unsqueeze(0)?;
+        merged = merged.f_add(&additive(&keys.f_gt_tensor(&queries)?, kind)?)?;
+    }
+    // Ranks of a ring cut columns, and rows.
+    let (num_queries, num_keys) = (sequence.mask_positions(padding.device())?.size1()?, sequence.length());
+    let merged = merged.f_expand([-1, -1, num_queries, num_keys], false)?;
+    Ok(MergedMask { merged: Some(merged), is_causal: false })
 }
 
 struct MergedMask {

@@ -42,6 +42,7 @@ mod activation;
 mod activation_checkpointing;
 mod aot_inductor;
 mod attention;
+mod attention_kernel;
 mod batch_norm;
 mod compiled;
 mod conv;
@@ -79,10 +80,13 @@ mod tiled;
 
 pub use accelerate_core::layout::Layout;
 pub use activation::{Gelu, LogSoftmax, Relu, Sigmoid, Silu, Softmax, Tanh};
-pub(crate) use activation_checkpointing::while_recomputing;
 pub use activation_checkpointing::{CheckpointOptions, Checkpointed, checkpoint};
+pub(crate) use activation_checkpointing::{while_checkpointing, while_recomputing};
 pub use aot_inductor::AotInductorModule;
 pub use attention::{AttentionMask, InProjection, MultiheadAttention, MultiheadAttentionConfig};
+pub use attention_kernel::{
+    AttentionKernel, AttentionOptions, DenseAttention, DividedSequence, ScaledDotProductAttention,
+};
 pub use batch_norm::{AnyBatchNorm, BatchNorm, BatchNorm1d, BatchNorm2d, BatchNormConfig};
 pub use compiled::FromTensors;
 pub use conv::{Conv, Conv1d, Conv1dConfig, Conv2d, Conv2dConfig, ConvConfig, Padding};

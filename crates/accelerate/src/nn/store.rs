@@ -1,6 +1,7 @@
 //! All parameters of a model by name.
 
 use super::activation_checkpointing::{CheckpointOptions, CheckpointingSwitch};
+use super::attention_kernel::{AttentionKernel, AttentionSlot};
 use super::deferred::{Initialisations, ParamInitFn};
 use super::init::is_floating;
 use super::param::Role;
@@ -52,6 +53,7 @@ pub struct ParamStore(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     training: TrainingFlag,
+    attention: AttentionSlot,
     state: Mutex<State>,
 }
 
@@ -122,6 +124,7 @@ impl ParamStore {
     pub(super) fn with_initialisations(device: Device, kind: Kind, initialisations: Option<Initialisations>) -> Self {
         Self(Arc::new(Inner {
             training: TrainingFlag(Arc::new(AtomicBool::new(true))),
+            attention: AttentionSlot::default(),
             state: Mutex::new(State {
                 device,
                 kind,
@@ -275,6 +278,27 @@ impl ParamStore {
     /// The mode as a value that layers keep.
     pub fn training_flag(&self) -> TrainingFlag {
         self.0.training.clone()
+    }
+
+    /// Computes the attention of the model in another way from now on: whatever calls
+    /// [`ScaledDotProductAttention`](crate::nn::ScaledDotProductAttention), [`MultiheadAttention`](crate::nn::MultiheadAttention) among
+    /// it. [`AttentionKernel`] has an example.
+    pub fn set_attention_kernel(&self, kernel: Arc<dyn AttentionKernel>) {
+        self.0.attention.set(kernel);
+    }
+
+    /// How attention is computed.
+    pub fn attention_kernel(&self) -> Arc<dyn AttentionKernel> {
+        self.0.attention.kernel()
+    }
+
+    pub(super) fn attention_slot(&self) -> AttentionSlot {
+        self.0.attention.clone()
+    }
+
+    /// Does the model compute attention by the kernel of the store?
+    pub(crate) fn uses_attention_kernel(&self) -> bool {
+        self.0.attention.is_used()
     }
 
     /// From now on, layers in [`Checkpointed`](crate::nn::Checkpointed) compute their activations once more in the backward

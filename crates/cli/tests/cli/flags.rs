@@ -15,6 +15,8 @@ type Flag = (&'static str, &'static str, &'static str, &'static str);
 
 const FSDP: &str = "--use_fsdp";
 const AXES: &str = "--use_parallelism_config";
+const CONTEXT: &str = "--use_parallelism_config --parallelism_config_cp_size 2";
+const SEQUENCE: &str = "--use_parallelism_config --parallelism_config_sp_size 2";
 const HYBRID: &str = "--num_processes 2 --use_fsdp --fsdp_sharding_strategy HYBRID_SHARD";
 const ZERO3: &str = "--use_deepspeed --zero_stage 3";
 /// Only programs in Python can be compiled while they run.
@@ -72,6 +74,14 @@ const EFFECTIVE: &[Flag] = &[
     ("parallelism_config_dp_replicate_size", "2", "1", AXES),
     ("parallelism_config_dp_shard_size", "2", "1", AXES),
     ("parallelism_config_tp_size", "2", "1", AXES),
+    ("parallelism_config_cp_size", "2", "1", AXES),
+    ("parallelism_config_cp_backend", "torch", "torch", CONTEXT),
+    ("parallelism_config_cp_comm_strategy", "alltoall", "allgather", CONTEXT),
+    ("parallelism_config_sp_size", "2", "1", AXES),
+    ("parallelism_config_sp_backend", "deepspeed", "deepspeed", SEQUENCE),
+    ("parallelism_config_sp_seq_length", "128", "", SEQUENCE),
+    ("parallelism_config_sp_seq_length_is_variable", "true", "True", SEQUENCE),
+    ("parallelism_config_sp_attn_implementation", "sdpa", "sdpa", SEQUENCE),
     ("debug", "", "", ""),
     ("rdzv_conf", "join_timeout=900", "", ""),
 ];
@@ -139,14 +149,6 @@ const REFUSED: &[Flag] = &[
     ("aws_access_key_id", "key", "", ""),
     ("aws_secret_access_key", "key", "", ""),
     ("mpirun_hostfile", "hosts", "", ""),
-    ("parallelism_config_cp_size", "2", "1", AXES),
-    ("parallelism_config_cp_backend", "other", "torch", AXES),
-    ("parallelism_config_cp_comm_strategy", "alltoall", "allgather", AXES),
-    ("parallelism_config_sp_size", "2", "1", AXES),
-    ("parallelism_config_sp_backend", "other", "deepspeed", AXES),
-    ("parallelism_config_sp_seq_length", "128", "", AXES),
-    ("parallelism_config_sp_seq_length_is_variable", "false", "True", AXES),
-    ("parallelism_config_sp_attn_implementation", "eager", "sdpa", AXES),
 ];
 
 /// Flags that the reference does not have.

@@ -30,10 +30,16 @@ pub(crate) enum ConfigErrorKind {
     )]
     ShardsWithoutFsdp { dp_shard_size: usize },
     #[error(
-        "tp_size is {tp_size}, and use_deepspeed is true; a DeepSpeed configuration does not know of ranks with the same rows: shard \
-         by --use_fsdp, or leave out tp_size"
+        "{field} is {size}, and use_deepspeed is true; a DeepSpeed configuration does not know of ranks with the same rows: shard \
+         by --use_fsdp, or leave out {field}"
     )]
-    DeepSpeedWithTensorParallel { tp_size: usize },
+    DeepSpeedWithAxis { field: &'static str, size: usize },
+    #[error("{field} is {found:?}, and there is {wanted:?} alone; leave it out")]
+    OneWord { field: &'static str, found: String, wanted: &'static str },
+    #[error(
+        "sp_seq_length_is_variable is false, and sp_seq_length does not say how long sequences are; say it, or let them be variable"
+    )]
+    NoSequenceLength,
     #[error("{world_size} ranks do not fill groups of {degree}; let tensor_parallel_degree divide the number of ranks")]
     IncompleteDegree { world_size: usize, degree: usize },
     #[error("cp_size and sp_size are both above 1, and both divide the same sequences; leave one of them at 1")]
@@ -86,7 +92,8 @@ impl ConfigErrorKind {
             Self::IncompleteMesh { .. } => vec!["dp_shard_size"],
             Self::TwoDegrees { .. } => vec!["tp_size", "tensor_parallel_degree"],
             Self::ShardsWithoutFsdp { .. } => vec!["dp_shard_size"],
-            Self::DeepSpeedWithTensorParallel { .. } => vec!["tp_size"],
+            Self::DeepSpeedWithAxis { field, .. } | Self::OneWord { field, .. } => vec![field],
+            Self::NoSequenceLength => vec!["sp_seq_length_is_variable", "sp_seq_length"],
             Self::IncompleteDegree { .. } => vec!["tensor_parallel_degree"],
             Self::MeshIsNotWorld { .. } | Self::MeshAxis { .. } => Vec::new(),
             Self::TwoWaysToDivideSequences => vec!["cp_size", "sp_size"],

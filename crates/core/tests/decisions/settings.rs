@@ -18,6 +18,11 @@ pub(crate) fn samples(setting: &Setting) -> [String; 2] {
         ("dynamo_config.disable", _) => ["true", "true"],
         ("fsdp_config.auto_wrap_policy", _) => ["TRANSFORMER_BASED_WRAP", "NO_WRAP"],
         ("ddp_config.dim", _) => ["1", "2"],
+        // Programs have one word for each.
+        ("parallelism_config.cp_backend", _) => ["torch", "torch"],
+        ("parallelism_config.sp_backend", _) => ["deepspeed", "deepspeed"],
+        ("parallelism_config.sp_attn_implementation", _) => ["sdpa", "sdpa"],
+        ("parallelism_config.cp_comm_strategy", _) => ["alltoall", "allgather"],
         ("mixed_precision", _) => ["bf16", "fp16"],
         ("fsdp_config.fsdp_version", _) => ["2", "2"],
         ("fsdp_config.sharding_strategy", _) => ["SHARD_GRAD_OP", "OPTIMIZER_STATE"],
@@ -95,6 +100,9 @@ fn beside(setting: &Setting) -> Vec<(&'static Setting, String)> {
             &[("dynamo_config.disable", "true")]
         }
         (_, "fsdp_config") => &[("use_fsdp", "true")],
+        ("parallelism_config.sp_seq_length_is_variable", _) => {
+            &[("use_parallelism_config", "true"), ("parallelism_config.sp_seq_length", "8")]
+        }
         (_, "parallelism_config") => &[("use_parallelism_config", "true")],
         (_, "deepspeed_config") => &[("use_deepspeed", "true")],
         _ => &[],

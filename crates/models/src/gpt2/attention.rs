@@ -5,7 +5,7 @@ use super::block::{normal, residual_std};
 use crate::KeyValueCache;
 use crate::attention::{Mask, attend};
 use accelerate::Result;
-use accelerate::nn::{Conv1D, Dropout, Path, TrainingFlag};
+use accelerate::nn::{AttentionKernel, Conv1D, Dropout, Path, TrainingFlag};
 use accelerate::tch::Tensor;
 
 #[derive(Debug)]
@@ -39,7 +39,13 @@ impl Attention {
     }
 
     /// `hidden [batch, length, n_embd]` to the same shape.
-    pub(super) fn forward(&self, hidden: &Tensor, mask: &Mask, cache: Option<&mut KeyValueCache>) -> Result<Tensor> {
+    pub(super) fn forward(
+        &self,
+        hidden: &Tensor,
+        mask: &Mask,
+        kernel: &dyn AttentionKernel,
+        cache: Option<&mut KeyValueCache>,
+    ) -> Result<Tensor> {
         let (batch, length, _) = hidden.size3()?;
         // As many heads as this rank has.
         let packed = self.c_attn.forward(hidden)?.f_view([batch, length, 3, -1, self.head_dim])?;
@@ -49,7 +55,7 @@ impl Attention {
             (key, value) = cache.update(self.layer, &key, &value)?;
         }
         let dropout = if self.training.get() { self.attn_pdrop } else { 0.0 };
-        let attended = attend(&query, &key, &value, mask, dropout, self.scale)?;
+        let attended = attend(kernel, [&query, &key, &value], mask, dropout, self.scale)?;
         self.dropout.forward(&self.c_proj.forward(&attended)?)
     }
 }

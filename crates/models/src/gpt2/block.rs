@@ -5,7 +5,7 @@ use super::attention::Attention;
 use crate::attention::Mask;
 use crate::{Activation, KeyValueCache};
 use accelerate::Result;
-use accelerate::nn::{Conv1D, Conv1DConfig, Dropout, Init, LayerNorm, LayerNormConfig, Path};
+use accelerate::nn::{AttentionKernel, Conv1D, Conv1DConfig, Dropout, Init, LayerNorm, LayerNormConfig, Path};
 use accelerate::tch::Tensor;
 
 #[derive(Debug)]
@@ -34,8 +34,14 @@ impl Block {
     }
 
     /// `hidden [batch, length, n_embd]` to the same shape.
-    pub(super) fn forward(&self, hidden: &Tensor, mask: &Mask, cache: Option<&mut KeyValueCache>) -> Result<Tensor> {
-        let hidden = self.attn.forward(&self.ln_1.forward(hidden)?, mask, cache)?.f_add(hidden)?;
+    pub(super) fn forward(
+        &self,
+        hidden: &Tensor,
+        mask: &Mask,
+        kernel: &dyn AttentionKernel,
+        cache: Option<&mut KeyValueCache>,
+    ) -> Result<Tensor> {
+        let hidden = self.attn.forward(&self.ln_1.forward(hidden)?, mask, kernel, cache)?.f_add(hidden)?;
         let inner = self.activation.forward(&self.c_fc.forward(&self.ln_2.forward(&hidden)?)?)?;
         Ok(self.dropout.forward(&self.c_proj.forward(&inner)?)?.f_add(&hidden)?)
     }

@@ -66,7 +66,7 @@ impl Module for GPT2LMHeadModel {
 
     fn forward(&self, input: &CausalLMInput) -> Result<CausalLMOutput> {
         let hidden = self.transformer.forward(&input.input_ids, input.attention_mask.as_ref())?;
-        CausalLMOutput::of_head(&self.lm_head, &hidden, input.labels.as_ref())
+        CausalLMOutput::of_head(&self.lm_head, &hidden, input.labels.as_ref(), &*self.transformer.attention_kernel())
     }
 
     fn params(&self) -> &ParamStore {

@@ -2,11 +2,15 @@
 
 use super::GPT2Config;
 use super::block::{Block, layer_norm};
-use crate::attention::{Mask, positions, token_positions};
+use crate::attention::{Mask, own_positions, positions, token_positions};
 use crate::{KeyValueCache, PretrainedConfig};
-use accelerate::nn::{Checkpointed, Dropout, Embedding, EmbeddingConfig, Init, LayerNorm, Path};
+use accelerate::nn::{
+    AttentionKernel, Checkpointed, Dropout, Embedding, EmbeddingConfig, Init, LayerNorm, Path,
+    ScaledDotProductAttention,
+};
 use accelerate::tch::Tensor;
 use accelerate::{Error, Result};
+use std::sync::Arc;
 
 /// `transformers.GPT2Model`: a vector for each token, which has seen the tokens before it.
 ///
@@ -28,6 +32,7 @@ pub struct GPT2Model {
     dropout: Dropout,
     blocks: Vec<Checkpointed<Block>>,
     ln_f: LayerNorm,
+    attention: ScaledDotProductAttention,
 }
 
 impl GPT2Model {
@@ -46,24 +51,32 @@ impl GPT2Model {
             dropout: Dropout::new(path, config.embd_pdrop)?,
             blocks: (0..config.n_layer).map(block).collect::<Result<_>>()?,
             ln_f: layer_norm(&(path / "ln_f"), config)?,
+            attention: ScaledDotProductAttention::new(path),
         })
     }
 
+    /// What computes attention now.
+    pub(super) fn attention_kernel(&self) -> Arc<dyn AttentionKernel> {
+        self.attention.kernel()
+    }
+
     /// `input_ids [batch, length]` to `[batch, length, n_embd]`. `attention_mask [batch, length]` is 1 for a token and 0 for what
-    /// fills up a row; positions count all of them, as in Transformers.
+    /// fills up a row; positions count all of them, as in Transformers. Where ranks divide sequences, the tokens are those of this
+    /// rank, and so are the positions.
     ///
     /// # Errors
     /// A token that the model does not have; texts longer than it allows.
     pub fn forward(&self, input_ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Tensor> {
-        let (_, length) = input_ids.size2()?;
-        let positions = positions(0..length, input_ids.device())?;
-        let mask = Mask::causal(length, 0, attention_mask, None, input_ids.device())?;
+        let ((_, length), device, kernel) = (input_ids.size2()?, input_ids.device(), self.attention_kernel());
+        let positions = own_positions(&*kernel, length, device)?;
+        let mask = Mask::of_own_tokens(&*kernel, length, attention_mask, None, device)?;
         let (is_causal, mask) = (matches!(mask, Mask::Causal), mask.tensor());
         let hidden = self.embed(input_ids, &positions)?;
         let hidden = self.blocks.iter().try_fold(hidden, |hidden, block| {
             let inputs: Vec<&Tensor> = std::iter::once(&hidden).chain(mask).collect();
+            let kernel = Arc::clone(&kernel);
             block.call(&inputs, move |block, inputs| {
-                block.forward(&inputs[0], &Mask::of(is_causal, inputs.get(1)), None)
+                block.forward(&inputs[0], &Mask::of(is_causal, inputs.get(1)), &*kernel, None)
             })
         })?;
         self.ln_f.forward(&hidden)
@@ -81,10 +94,10 @@ impl GPT2Model {
             None => positions(past..past + length, device)?,
             Some(mask) => token_positions(mask)?.f_narrow(1, past, length)?,
         };
-        let mask = Mask::causal(length, past, attention_mask, None, device)?;
+        let (mask, kernel) = (Mask::causal(length, past, attention_mask, None, device)?, self.attention_kernel());
         let mut hidden = self.embed(input_ids, &positions)?;
         for block in &self.blocks {
-            hidden = block.layer.forward(&hidden, &mask, Some(cache))?;
+            hidden = block.layer.forward(&hidden, &mask, &*kernel, Some(cache))?;
         }
         cache.advance(length);
         self.ln_f.forward(&hidden)

@@ -7,7 +7,7 @@ use super::rope::Angles;
 use crate::KeyValueCache;
 use crate::attention::{Mask, attend};
 use accelerate::Result;
-use accelerate::nn::{Linear, Path, TrainingFlag};
+use accelerate::nn::{AttentionKernel, Linear, Path, TrainingFlag};
 use accelerate::tch::Tensor;
 
 #[derive(Debug)]
@@ -46,6 +46,7 @@ impl Attention {
         hidden: &Tensor,
         angles: &Angles,
         mask: &Mask,
+        kernel: &dyn AttentionKernel,
         cache: Option<&mut KeyValueCache>,
     ) -> Result<Tensor> {
         let (batch, length, _) = hidden.size3()?;
@@ -59,6 +60,6 @@ impl Attention {
             (key, value) = cache.update(self.layer, &key, &value)?;
         }
         let dropout = if self.training.get() { self.dropout } else { 0.0 };
-        self.o_proj.forward(&attend(&query, &key, &value, mask, dropout, None)?)
+        self.o_proj.forward(&attend(kernel, [&query, &key, &value], mask, dropout, None)?)
     }
 }

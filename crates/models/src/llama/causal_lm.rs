@@ -63,7 +63,7 @@ impl Module for LlamaForCausalLM {
 
     fn forward(&self, input: &CausalLMInput) -> Result<CausalLMOutput> {
         let hidden = self.model.forward(&input.input_ids, input.attention_mask.as_ref())?;
-        CausalLMOutput::of_head(&self.lm_head, &hidden, input.labels.as_ref())
+        CausalLMOutput::of_head(&self.lm_head, &hidden, input.labels.as_ref(), &*self.model.attention_kernel())
     }
 
     fn params(&self) -> &ParamStore {

@@ -7,7 +7,7 @@ use super::rope::Angles;
 use crate::attention::Mask;
 use crate::{Activation, KeyValueCache};
 use accelerate::Result;
-use accelerate::nn::{Init, Linear, LinearConfig, Path, RMSNorm, RMSNormConfig};
+use accelerate::nn::{AttentionKernel, Init, Linear, LinearConfig, Path, RMSNorm, RMSNormConfig};
 use accelerate::tch::Tensor;
 use std::borrow::Borrow;
 
@@ -43,9 +43,10 @@ impl DecoderLayer {
         hidden: &Tensor,
         angles: &Angles,
         mask: &Mask,
+        kernel: &dyn AttentionKernel,
         cache: Option<&mut KeyValueCache>,
     ) -> Result<Tensor> {
-        let attended = self.self_attn.forward(&self.input_layernorm.forward(hidden)?, angles, mask, cache)?;
+        let attended = self.self_attn.forward(&self.input_layernorm.forward(hidden)?, angles, mask, kernel, cache)?;
         let hidden = attended.f_add(hidden)?;
         let normed = self.post_attention_layernorm.forward(&hidden)?;
         let gate = self.activation.forward(&self.gate_proj.forward(&normed)?)?;

@@ -3,11 +3,14 @@
 use super::LlamaConfig;
 use super::decoder::{DecoderLayer, rms_norm};
 use super::rope::{Angles, RotaryEmbedding};
-use crate::attention::{Mask, positions, token_positions};
+use crate::attention::{Mask, own_positions, positions, token_positions};
 use crate::{KeyValueCache, PretrainedConfig};
-use accelerate::nn::{Checkpointed, Embedding, EmbeddingConfig, Init, Path, RMSNorm};
+use accelerate::nn::{
+    AttentionKernel, Checkpointed, Embedding, EmbeddingConfig, Init, Path, RMSNorm, ScaledDotProductAttention,
+};
 use accelerate::tch::Tensor;
 use accelerate::{Error, Result};
+use std::sync::Arc;
 
 /// `transformers.LlamaModel`, `MistralModel` or `Qwen2Model`: a vector for each token, which has seen the tokens before it.
 ///
@@ -31,6 +34,7 @@ pub struct LlamaModel {
     windows: Vec<Option<i64>>,
     norm: RMSNorm,
     rotary: RotaryEmbedding,
+    attention: ScaledDotProductAttention,
 }
 
 impl LlamaModel {
@@ -50,27 +54,37 @@ impl LlamaModel {
             windows: config.sliding_windows.clone(),
             norm: rms_norm(path / "norm", config)?,
             rotary: RotaryEmbedding::new(config)?,
+            attention: ScaledDotProductAttention::new(path),
         })
     }
 
+    /// What computes attention now.
+    pub(super) fn attention_kernel(&self) -> Arc<dyn AttentionKernel> {
+        self.attention.kernel()
+    }
+
     /// `input_ids [batch, length]` to `[batch, length, hidden_size]`. `attention_mask [batch, length]` is 1 for a token and 0 for
-    /// what fills up a row; positions count all of them, as in Transformers.
+    /// what fills up a row; positions count all of them, as in Transformers. Where ranks divide sequences, the tokens are those of this
+    /// rank, and so are the positions.
     ///
     /// # Errors
     /// A token that the model does not have.
     pub fn forward(&self, input_ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Tensor> {
-        let (_, length) = input_ids.size2()?;
+        let ((_, length), kernel) = (input_ids.size2()?, self.attention_kernel());
         let hidden = self.embed_tokens.forward(input_ids)?;
-        let positions = positions(0..length, input_ids.device())?.f_unsqueeze(0)?;
+        let positions = own_positions(&*kernel, length, input_ids.device())?.f_unsqueeze(0)?;
         let Angles { cos, sin } = self.rotary.at(&positions, hidden.f_kind()?)?;
-        let masks = Masks::new(length, 0, attention_mask, input_ids, &self.windows)?;
+        let device = input_ids.device();
+        let mask = |window| Mask::of_own_tokens(&*kernel, length, attention_mask, window, device);
+        let masks = Masks::new(&self.windows, mask)?;
         let hidden = self.layers.iter().enumerate().try_fold(hidden, |hidden, (index, layer)| {
             let mask = masks.of_layer(index);
             let is_causal = matches!(mask, Mask::Causal);
             let inputs: Vec<&Tensor> = [&hidden, &cos, &sin].into_iter().chain(mask.tensor()).collect();
+            let kernel = Arc::clone(&kernel);
             layer.call(&inputs, move |layer, inputs| {
                 let angles = Angles { cos: inputs[1].shallow_clone(), sin: inputs[2].shallow_clone() };
-                layer.forward(&inputs[0], &angles, &Mask::of(is_causal, inputs.get(3)), None)
+                layer.forward(&inputs[0], &angles, &Mask::of(is_causal, inputs.get(3)), &*kernel, None)
             })
         })?;
         self.norm.forward(&hidden)
@@ -90,9 +104,10 @@ impl LlamaModel {
         };
         let mut hidden = self.embed_tokens.forward(input_ids)?;
         let angles = self.rotary.at(&positions, hidden.f_kind()?)?;
-        let masks = Masks::new(length, past, attention_mask, input_ids, &self.windows)?;
+        let mask = |window| Mask::causal(length, past, attention_mask, window, input_ids.device());
+        let (masks, kernel) = (Masks::new(&self.windows, mask)?, self.attention_kernel());
         for (index, layer) in self.layers.iter().enumerate() {
-            hidden = layer.layer.forward(&hidden, &angles, masks.of_layer(index), Some(cache))?;
+            hidden = layer.layer.forward(&hidden, &angles, masks.of_layer(index), &*kernel, Some(cache))?;
         }
         cache.advance(length);
         self.norm.forward(&hidden)
@@ -107,15 +122,7 @@ struct Masks<'a> {
 }
 
 impl<'a> Masks<'a> {
-    fn new(
-        length: i64,
-        past: i64,
-        attention_mask: Option<&Tensor>,
-        input_ids: &Tensor,
-        windows: &'a [Option<i64>],
-    ) -> Result<Self> {
-        let device = input_ids.device();
-        let mask = |window| Mask::causal(length, past, attention_mask, window, device);
+    fn new(windows: &'a [Option<i64>], mask: impl Fn(Option<i64>) -> Result<Mask>) -> Result<Self> {
         // A model has one window, in some layers or in all.
         let window = windows.iter().flatten().next().copied();
         let sliding = window.map(|window| mask(Some(window))).transpose()?;

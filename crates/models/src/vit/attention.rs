@@ -4,7 +4,7 @@ use super::ViTConfig;
 use super::layer::linear;
 use crate::attention::{Mask, attend};
 use accelerate::Result;
-use accelerate::nn::{Linear, Path, TrainingFlag};
+use accelerate::nn::{DenseAttention, Linear, Path, TrainingFlag};
 use accelerate::tch::Tensor;
 
 #[derive(Debug)]
@@ -41,6 +41,6 @@ impl Attention {
         };
         let dropout = if self.training.get() { self.dropout } else { 0.0 };
         let (query, key, value) = (heads(&self.query)?, heads(&self.key)?, heads(&self.value)?);
-        self.output.forward(&attend(&query, &key, &value, &Mask::None, dropout, None)?)
+        self.output.forward(&attend(&DenseAttention, [&query, &key, &value], &Mask::None, dropout, None)?)
     }
 }

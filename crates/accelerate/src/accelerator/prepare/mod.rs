@@ -320,7 +320,7 @@ impl Accelerator {
     pub fn plan(&self) -> Plans {
         let plan = |model: &PreparedParameters| match model.engine.plan() {
             Some(plan) => plan.clone(),
-            None => plan_data_parallel(&inventory(&model.store), &self.config().ddp, self.mesh().num_shares()),
+            None => plan_data_parallel(&inventory(&model.store), &self.config().ddp, self.mesh().data().world_size()),
         };
         Plans(self.session().objects().models().map(|model| plan(&model)).collect())
     }

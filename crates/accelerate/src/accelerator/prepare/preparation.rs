@@ -13,7 +13,7 @@ use crate::optim::{
     SchedulerOptions,
 };
 use crate::session::{Object, PreparedParameters};
-use accelerate_core::config::ResolvedDeepSpeedConfig;
+use accelerate_core::config::{ResolvedDeepSpeedConfig, ShardingStrategy};
 use accelerate_core::mesh::Axis;
 use accelerate_core::schedule::SchedulerUnit;
 use accelerate_core::tensor_parallel::TensorParallelPlan;
@@ -54,6 +54,12 @@ impl Preparation<'_> {
         if let Some(param_init_fn) = param_init_fn.and_then(|function| function.downcast_ref::<ParamInitFn>()) {
             store.default_param_init_fn(param_init_fn);
         }
+        if let Some((axis, _)) = accelerator.mesh().divided_sequences() {
+            accelerator.check_whole_sequences("prepare")?;
+            engine::check_divides_sequences(&store)?;
+            // Ranks connect now, and not at some batch.
+            accelerator.session().mesh.group(&[axis])?;
+        }
         let tensor_parallel = self.tensor_parallel(&model)?;
         let sharding = config.fsdp_in_use().map(|plugin| (plugin, accelerator.mixed_precision()));
         let engine = engine::start(&engine::Start {
@@ -80,7 +86,10 @@ impl Preparation<'_> {
         }
         let plan = config.tensor_parallel.parallelize_plan.clone().unwrap_or_default();
         let plan = TensorParallelPlan::from_json(&plan)?;
-        TensorParallel::start(mesh, model.params(), plan, model.tensor_parallel_plan().as_ref()).map(Some)
+        let sharding = config.fsdp_in_use().filter(|plugin| plugin.sharding_strategy != ShardingStrategy::NoShard);
+        let is_sharded = sharding.is_some() && mesh.shape().data().shard_size() > 1;
+        let own = model.tensor_parallel_plan();
+        TensorParallel::start(mesh, model.params(), (plan, own.as_ref()), is_sharded).map(Some)
     }
 
     pub(super) fn data_loader<B: Send + 'static, K: LoaderKind>(

@@ -17,10 +17,11 @@ use crate::error::{Result, StateError};
 use crate::group::Group;
 use crate::nn::{AnyLayer, Embedding, LinearLayer, Param, ParamStore};
 use crate::session::DeviceMesh;
-use accelerate_core::mesh::Axis;
+use accelerate_core::mesh::{Axis, Mesh};
 use accelerate_core::tensor_parallel::{DividedLayer, LayerEntry, LayerKind, ParallelStyle, TensorParallelPlan};
 use kernels::{Colwise, Divided, EmbeddingColwise, EmbeddingRowwise, Rowwise};
 use region::Region;
+pub(super) use region::hash_of;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -42,7 +43,7 @@ const NUM_CHECKS: usize = 3;
 
 impl TensorParallel {
     /// Divides the layers of a model over the ranks along [`Axis::Tp`], with the values of rank 0 of the job. `plan` is the program's,
-    /// `own` the model's. Collective.
+    /// `own` the model's. `is_sharded`: the slices are sharded, too. Collective.
     ///
     /// # Errors
     /// Ranks with different models or plans; no plan at all; those of [`TensorParallelPlan::divide`]; a layer that has adapters, is
@@ -50,8 +51,8 @@ impl TensorParallel {
     pub(crate) fn start(
         mesh: &DeviceMesh,
         store: &ParamStore,
-        plan: TensorParallelPlan,
-        own: Option<&TensorParallelPlan>,
+        (plan, own): (TensorParallelPlan, Option<&TensorParallelPlan>),
+        is_sharded: bool,
     ) -> Result<Self> {
         let (job, tp_size) = (mesh.job(), mesh.shape().size(Axis::Tp));
         let layers = store.named_layers();
@@ -64,8 +65,8 @@ impl TensorParallel {
         let region = Region::new(mesh.group(&[Axis::Tp])?)?;
         let slices = slices(&layers, &divided);
         // Of a model that is sharded, too, the ranks that divide a layer share their slices with others.
-        let is_sharded = mesh.shape().size(Axis::DpShard) > 1;
-        let holders = if is_sharded { mesh.group(&[Axis::DpShard, Axis::Tp])? } else { region.group().clone() };
+        let sharing = [Mesh::SHARD, &[Axis::Tp]].concat();
+        let holders = if is_sharded { mesh.group(&sharing)? } else { region.group().clone() };
         let ranks = (region.clone(), holders);
         copy_from(job, store, 0)?;
         for param in store.parameters().iter().filter(|param| !param.is_deferred()) {

@@ -251,7 +251,7 @@ pub(super) fn gather(group: &Group, own: &Tensor, dim: i64, slices: &[Range<usiz
     Ok(Tensor::f_cat(&parts.collect::<Result<Vec<_>, _>>()?, dim)?)
 }
 
-fn hash_of(tensor: &Tensor) -> Result<u64> {
+pub(in crate::engine) fn hash_of(tensor: &Tensor) -> Result<u64> {
     let bytes = tensor.f_to(Device::Cpu)?.f_contiguous()?.f_reshape([-1])?.f_view_dtype(Kind::Uint8)?;
     Ok(hash_of_bytes(&Vec::<u8>::try_from(&bytes)?))
 }

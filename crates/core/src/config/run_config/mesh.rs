@@ -25,7 +25,7 @@ impl RunConfig {
     ///
     /// # Errors
     /// [`Error::is_config`](crate::Error::is_config): sizes that do not multiply to the number of ranks; two sizes of one axis; shards
-    /// without a plugin that makes them; tensor parallelism with a DeepSpeed configuration.
+    /// without a plugin that makes them; two ways to divide sequences; ranks with the same rows with a DeepSpeed configuration.
     pub fn mesh(&self, world_size: usize, local_world_size: usize) -> Result<Mesh> {
         let axes = &self.parallelism;
         let tp_size = match (axes.tp_size, self.tensor_parallel.tensor_parallel_degree) {
@@ -34,16 +34,23 @@ impl RunConfig {
             }
             (tp_size, degree) => tp_size.max(degree),
         };
-        let says_axes = [axes.dp_replicate_size, axes.dp_shard_size, axes.tp_size].iter().any(|&size| size > 1);
+        let sizes = [axes.dp_replicate_size, axes.dp_shard_size, axes.cp_size, axes.sp_size, axes.tp_size];
+        let says_axes = sizes.iter().any(|&size| size > 1);
+        let with_same_rows = [("cp_size", axes.cp_size), ("sp_size", axes.sp_size), ("tp_size", tp_size)];
+        let with_same_rows = with_same_rows.into_iter().find(|(_, size)| *size > 1);
         let sharding = self.fsdp_in_use().filter(|plugin| plugin.sharding_strategy != ShardingStrategy::NoShard);
+        if let Some((field, size)) = with_same_rows.filter(|_| self.cluster.use_deepspeed) {
+            return Err(Kind::DeepSpeedWithAxis { field, size }.into());
+        }
         match sharding {
-            _ if tp_size > 1 && self.cluster.use_deepspeed => Err(Kind::DeepSpeedWithTensorParallel { tp_size }.into()),
             None if axes.dp_shard_size > 1 => Err(Kind::ShardsWithoutFsdp { dp_shard_size: axes.dp_shard_size }.into()),
             _ if says_axes => Mesh::of(
                 world_size,
                 &[
                     (Axis::DpReplicate, axes.dp_replicate_size),
                     (Axis::DpShard, axes.dp_shard_size),
+                    (Axis::Cp, axes.cp_size),
+                    (Axis::Sp, axes.sp_size),
                     (Axis::Tp, tp_size),
                 ],
             ),
@@ -85,6 +92,16 @@ mod tests {
         4,
         "dp_replicate 2 x dp_shard 2"
     )]
+    #[case(
+        "parallelism_config:\n  parallelism_config_cp_size: 2\n  parallelism_config_dp_replicate_size: 2\n",
+        4,
+        "dp_replicate 2 x cp 2"
+    )]
+    #[case(
+        "use_fsdp: true\nparallelism_config:\n  parallelism_config_dp_shard_size: 2\n  parallelism_config_sp_size: 3\n",
+        6,
+        "dp_shard 2 x sp 3"
+    )]
     fn settings_lay_ranks_out(#[case] text: &str, #[case] world_size: usize, #[case] wanted: &str) {
         assert_eq!(mesh(text, world_size).unwrap(), wanted);
     }
@@ -95,6 +112,11 @@ mod tests {
     #[case(format!("{TP}tensor_parallel_config:\n  tensor_parallel_degree: 4\n"), 4, "leave one of them out")]
     #[case(format!("{TP}use_deepspeed: true\n"), 2, "DeepSpeed")]
     #[case("parallelism_config:\n  parallelism_config_dp_shard_size: 2\n".to_owned(), 2, "nothing shards models")]
+    #[case("use_deepspeed: true\nparallelism_config:\n  parallelism_config_sp_size: 2\n".to_owned(), 2, "sp_size is 2")]
+    #[case("parallelism_config:\n  parallelism_config_cp_size: 2\n  parallelism_config_sp_size: 2\n".to_owned(), 4, "at 1")]
+    #[case("parallelism_config:\n  parallelism_config_sp_attn_implementation: eager\n".to_owned(), 1, "\"sdpa\" alone")]
+    #[case("parallelism_config:\n  parallelism_config_cp_comm_strategy: ring\n".to_owned(), 1, "\"alltoall\"")]
+    #[case("parallelism_config:\n  parallelism_config_sp_seq_length_is_variable: false\n".to_owned(), 1, "how long sequences are")]
     fn what_is_no_mesh_is_refused(#[case] text: String, #[case] world_size: usize, #[case] words: &str) {
         let error = mesh(&text, world_size).unwrap_err();
         assert!(error.is_config() && error.to_string().contains(words), "{error}");

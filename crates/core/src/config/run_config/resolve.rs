@@ -216,6 +216,7 @@ impl RunConfig {
         if self.notes.is_for_python {
             return Ok(());
         }
+        in_section("parallelism_config", self.parallelism.check())?;
         if let Some(fsdp) = self.fsdp_in_use() {
             in_section("fsdp_config", fsdp.check())?;
             in_section("fsdp_config", fsdp.check_precision(self.cluster.mixed_precision))?;

@@ -13,7 +13,7 @@ struct Condition {
     is_met: fn(&RunConfig) -> bool,
 }
 
-const CONDITIONS: [Condition; 6] = [
+const CONDITIONS: [Condition; 7] = [
     Condition {
         section: "grad_scaler_config",
         field: "",
@@ -49,6 +49,12 @@ const CONDITIONS: [Condition; 6] = [
         field: "cp_",
         needed: "sequences are not divided; set cp_size to more than 1",
         is_met: |run| run.parallelism.cp_size > 1,
+    },
+    Condition {
+        section: "parallelism_config",
+        field: "sp_",
+        needed: "sequences are not divided; set sp_size to more than 1",
+        is_met: |run| run.parallelism.sp_size > 1,
     },
 ];
 
@@ -130,7 +136,7 @@ impl RunConfig {
         let is_about = |condition: &&Condition| {
             setting.section == condition.section
                 && setting.field.starts_with(condition.field)
-                && setting.field != "cp_size"
+                && !["cp_size", "sp_size"].contains(&setting.field)
         };
         let condition = CONDITIONS.iter().find(is_about).filter(|condition| !(condition.is_met)(self))?;
         let found = self.text(setting).filter(|found| !setting.asks_for_nothing(found))?;
