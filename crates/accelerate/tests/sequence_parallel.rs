@@ -62,9 +62,9 @@ fn outcome(accelerator: &Accelerator, is_causal: bool, is_padded: bool) -> Resul
         accelerator.backward(&(output.square().sum(None) * num_ranks))?;
         accelerator.gather_sequence(&output.detach(), 1)
     })?;
-    let mut values = Vec::<f64>::try_from(output.to_kind(Kind::Double).view([-1]))?;
+    let mut values = Vec::<f64>::try_from(output.to_kind(Kind::Double).reshape([-1]))?;
     for param in model.params().parameters() {
-        values.extend(Vec::<f64>::try_from(param.grad().unwrap().to_kind(Kind::Double).view([-1]))?);
+        values.extend(Vec::<f64>::try_from(param.grad().unwrap().to_kind(Kind::Double).reshape([-1]))?);
     }
     Ok(values)
 }
@@ -79,8 +79,10 @@ fn multi_head_attention_is_that_of_one_rank(
     let found = testing::ranks(2, builder(axis, 2), |accelerator| outcome(&accelerator, is_causal, is_padded));
     for own in found.unwrap() {
         assert_eq!(own.len(), wanted.len());
+        // The gradient of the keys' bias is none but for rounding.
+        let size = wanted.iter().fold(0f64, |size, value| size.max(value.abs()));
         for (found, wanted) in own.iter().zip(&wanted) {
-            assert!((found - wanted).abs() <= 1e-5 * wanted.abs().max(1.0), "{found} {wanted}");
+            assert!((found - wanted).abs() <= 1e-6 * size, "{found} {wanted} of {size}");
         }
     }
 }
@@ -115,70 +117,80 @@ fn within<T>(accelerator: &Accelerator, body: impl FnOnce(&Inputs) -> Result<T>)
     accelerator.maybe_context_parallel(&inputs(8), &Default::default(), |own| body(&own))
 }
 
+type Case = (&'static str, &'static str, fn(&Accelerator) -> Result<()>);
+
+const CASES: [Case; 16] = [
+    ("sp", "a sequence of 7 tokens", |it| it.maybe_context_parallel(&inputs(7), &Default::default(), |_| Ok(()))),
+    ("cp", "for example to 8", |it| it.maybe_context_parallel(&inputs(6), &Default::default(), |_| Ok(()))),
+    ("sp", "maybe_context_parallel is called within maybe_context_parallel", |it| {
+        within(it, |_| within(it, |_| Ok(())))
+    }),
+    ("cp", "gather_for_metrics is called within", |it| within(it, |own| it.gather_for_metrics(&own.0)).map(drop)),
+    ("cp", "prepare is called within", |it| within(it, |_| it.prepare(attention(false, false))).map(drop)),
+    ("sp", "buffer_seq_dims has 3 dims for 2 tensors", |it| {
+        let options = ContextParallelOptions { buffer_seq_dims: vec![1, 1, 1] };
+        it.maybe_context_parallel(&inputs(8), &options, |_| Ok(()))
+    }),
+    ("sp", "does not have the 8 tokens of the first one along dim 1", |it| {
+        let buffers = (inputs(8).0, inputs(6).0);
+        it.maybe_context_parallel(&buffers, &Default::default(), |_| Ok(()))
+    }),
+    ("sp", "has no dim 1", |it| {
+        it.maybe_context_parallel(&Tensor::from_slice(&[1i64, 2]), &Default::default(), |_| Ok(()))
+    }),
+    ("cp", "have to give it the same input", |it| {
+        it.maybe_context_parallel(
+            &(inputs(8).1.to_kind(Kind::Int64) + it.process_index() as i64),
+            &Default::default(),
+            |_| Ok(()),
+        )
+    }),
+    ("sp", "attn_mask of MultiheadAttention", |it| {
+        let store = ParamStore::new(Device::Cpu);
+        let config = MultiheadAttentionConfig { batch_first: true, ..Default::default() };
+        let layer = MultiheadAttention::new(store.root(), 8, 2, config)?;
+        let model = it.prepare(ModuleFn::new(&store, move |x: &Tensor| {
+            let mask = Tensor::zeros([8, 8], (Kind::Float, Device::Cpu));
+            layer.forward(x, x, x, AttentionMask { attn_mask: Some(&mask), ..Default::default() })
+        }))?;
+        within(it, |own| model.forward(&own.0)).map(drop)
+    }),
+    ("cp", "dropout_p 0.5", |it| attend(it, AttentionOptions { dropout_p: 0.5, ..Default::default() }, false)),
+    ("cp", "take ScaledDotProductAttention::kernel before the segment", |it| {
+        attend(it, AttentionOptions::default(), true)
+    }),
+    ("sp", "does not compute attention by nn::ScaledDotProductAttention", |it| {
+        let store = ParamStore::new(Device::Cpu);
+        let layer = Linear::new(store.root(), 8, 8, Default::default())?;
+        it.prepare(ModuleFn::new(&store, move |x: &Tensor| layer.forward(x))).map(drop)
+    }),
+    ("sp", "norm is a BatchNorm1d, which mixes tokens", |it| {
+        let store = ParamStore::new(Device::Cpu);
+        let (_attention, norm) = (
+            ScaledDotProductAttention::new(&store.root()),
+            BatchNorm1d::new(store.root() / "norm", 8, Default::default())?,
+        );
+        it.prepare(ModuleFn::new(&store, move |x: &Tensor| norm.forward(x))).map(drop)
+    }),
+    ("cp", "LocalSGD is not available where ranks divide sequences", |it| {
+        LocalSGD::new(it, &it.prepare(attention(false, false))?, 2).map(drop)
+    }),
+    ("sp", "join_uneven_inputs is not available where ranks divide sequences", |it| {
+        it.join_uneven_inputs(&it.prepare(attention(false, false))?, Default::default(), || Ok(()))
+    }),
+];
+
 /// The text is the same on all ranks, and comes long before the deadline.
-#[rstest]
-#[case::length("sp", "a sequence of 7 tokens", |it| it.maybe_context_parallel(&inputs(7), &Default::default(), |_| Ok(())))]
-#[case::length_of_a_ring("cp", "for example to 8", |it| it.maybe_context_parallel(&inputs(6), &Default::default(), |_| Ok(())))]
-#[case::nested("sp", "maybe_context_parallel is called within maybe_context_parallel", |it| within(it, |_| within(it, |_| Ok(()))))]
-#[case::metrics("cp", "gather_for_metrics is called within", |it| within(it, |own| it.gather_for_metrics(&own.0)).map(drop))]
-#[case::prepare("cp", "prepare is called within", |it| within(it, |_| it.prepare(attention(false, false))).map(drop))]
-#[case::dims("sp", "buffer_seq_dims has 3 dims for 2 tensors", |it| {
-    let options = ContextParallelOptions { buffer_seq_dims: vec![1, 1, 1] };
-    it.maybe_context_parallel(&inputs(8), &options, |_| Ok(()))
-})]
-#[case::other_length("sp", "does not have the 8 tokens of the first one along dim 1", |it| {
-    let buffers = (inputs(8).0, inputs(6).0);
-    it.maybe_context_parallel(&buffers, &Default::default(), |_| Ok(()))
-})]
-#[case::no_such_dim("sp", "has no dim 1", |it| {
-    it.maybe_context_parallel(&Tensor::from_slice(&[1i64, 2]), &Default::default(), |_| Ok(()))
-})]
-#[case::other_rows("cp", "have to give it the same input", |it| {
-    it.maybe_context_parallel(&(inputs(8).1.to_kind(Kind::Int64) + it.process_index() as i64), &Default::default(), |_| Ok(()))
-})]
-#[case::mask("sp", "attn_mask of MultiheadAttention", |it| {
-    let store = ParamStore::new(Device::Cpu);
-    let config = MultiheadAttentionConfig { batch_first: true, ..Default::default() };
-    let layer = MultiheadAttention::new(store.root(), 8, 2, config)?;
-    let model = it.prepare(ModuleFn::new(&store, move |x: &Tensor| {
-        let mask = Tensor::zeros([8, 8], (Kind::Float, Device::Cpu));
-        layer.forward(x, x, x, AttentionMask { attn_mask: Some(&mask), ..Default::default() })
-    }))?;
-    within(it, |own| model.forward(&own.0)).map(drop)
-})]
-#[case::dropout("cp", "dropout_p 0.5", |it| {
-    attend(it, AttentionOptions { dropout_p: 0.5, ..Default::default() }, false)
-})]
-#[case::checkpointed("cp", "take ScaledDotProductAttention::kernel before the segment", |it| {
-    attend(it, AttentionOptions::default(), true)
-})]
-#[case::own_attention("sp", "does not compute attention by nn::ScaledDotProductAttention", |it| {
-    let store = ParamStore::new(Device::Cpu);
-    let layer = Linear::new(store.root(), 8, 8, Default::default())?;
-    it.prepare(ModuleFn::new(&store, move |x: &Tensor| layer.forward(x))).map(drop)
-})]
-#[case::mixed_tokens("sp", "norm is a BatchNorm1d, which mixes tokens", |it| {
-    let store = ParamStore::new(Device::Cpu);
-    let (_attention, norm) = (ScaledDotProductAttention::new(&store.root()), BatchNorm1d::new(store.root() / "norm", 8, Default::default())?);
-    it.prepare(ModuleFn::new(&store, move |x: &Tensor| norm.forward(x))).map(drop)
-})]
-#[case::local_sgd("cp", "LocalSGD is not available where ranks divide sequences", |it| {
-    LocalSGD::new(it, &it.prepare(attention(false, false))?, 2).map(drop)
-})]
-#[case::join("sp", "join_uneven_inputs is not available where ranks divide sequences", |it| {
-    it.join_uneven_inputs(&it.prepare(attention(false, false))?, Default::default(), || Ok(()))
-})]
-fn what_cannot_be_is_named_on_every_rank(
-    #[case] axis: &str,
-    #[case] words: &str,
-    #[case] case: fn(&Accelerator) -> Result<()>,
-) {
-    let texts = testing::ranks(2, builder(axis, 2), |accelerator| {
-        let error = case(&accelerator).expect_err(words);
-        Ok((error.is_timeout(), error.to_string()))
-    });
-    for (is_timeout, text) in texts.unwrap() {
-        assert!(!is_timeout && text.contains(words), "{text}");
+#[test]
+fn what_cannot_be_is_named_on_every_rank() {
+    for (axis, words, case) in CASES {
+        let texts = testing::ranks(2, builder(axis, 2), |accelerator| {
+            let error = case(&accelerator).expect_err(words);
+            Ok((error.is_timeout(), error.to_string()))
+        });
+        for (is_timeout, text) in texts.unwrap() {
+            assert!(!is_timeout && text.contains(words), "{text}");
+        }
     }
 }
 

@@ -1,3 +1,5 @@
+//! Attention that ranks compute together, beside that of one rank, and what they learn of a sequence.
+
 use super::Sequence;
 use crate::error::Result;
 use crate::nn::{AttentionKernel, AttentionOptions, DenseAttention, DividedSequence};
