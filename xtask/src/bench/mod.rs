@@ -15,6 +15,7 @@ mod offload;
 mod qlora;
 mod quant;
 mod record;
+mod sequences;
 mod step;
 mod tiled_loss;
 mod tp;
@@ -60,6 +61,12 @@ enum What {
     /// One training step of a model whose layers two ranks compute together (milliseconds)
     #[command(name = "tp_step")]
     TpStep,
+    /// Attention whose heads and tokens two ranks exchange (milliseconds)
+    #[command(name = "sp_step")]
+    SpStep,
+    /// Memory of each of two ranks that divide a text of 16384 tokens, beside that of one (MiB)
+    #[command(name = "cp_memory")]
+    CpMemory,
     /// Memory for the loss of a text of 16384 tokens and its gradients, in tiles (MiB)
     #[command(name = "tiled_loss")]
     TiledLoss,
@@ -120,6 +127,9 @@ fn without_rival(wants: impl Fn(What) -> bool, rounds: usize, races: &mut Races)
     if wants(What::Qlora) {
         qlora::memory(rounds, races)?;
     }
+    if wants(What::CpMemory) {
+        sequences::memory(rounds, races)?;
+    }
     if wants(What::Offload) {
         offload::races(rounds, races)?;
     }
@@ -165,6 +175,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     if wants(What::TpStep) {
         tp::races(&environment, rounds, &mut races)?;
+    }
+    if wants(What::SpStep) {
+        sequences::attention(&environment, rounds, &mut races)?;
     }
     if wants(What::TiledLoss) {
         tiled_loss::races(&environment, rounds, &mut races)?;
