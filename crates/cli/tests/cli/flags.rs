@@ -301,6 +301,9 @@ fn beside(setting: &Setting) -> &'static str {
         (_, "fsdp_config") => "--num_processes 2 --use_fsdp",
         (_, "deepspeed_config") => "--num_processes 2 --use_deepspeed --zero_stage 3",
         ("dynamo_backend", _) => "--num_processes 2 -m",
+        ("parallelism_config_sp_seq_length_is_variable", _) => {
+            "--num_processes 2 --use_parallelism_config --parallelism_config_sp_seq_length 8"
+        }
         (_, "parallelism_config") => "--num_processes 2 --use_parallelism_config",
         (_, "dynamo_config") => "--num_processes 2 -m --dynamo_backend inductor",
         ("num_processes", _) => "",
