@@ -11,6 +11,7 @@ mod cluster;
 mod data_loader;
 mod deep_speed;
 mod distributed_data_parallel;
+mod fp8;
 mod fully_sharded;
 mod grad_scaler;
 mod gradient_accumulation;
@@ -44,6 +45,11 @@ pub use distributed_data_parallel::{
     DDPCommunicationHook, DDPCommunicationHookType, DistributedDataParallelKwargs, DistributedDataParallelSettings,
     FIRST_BUCKET_BYTES,
 };
+pub(crate) use fp8::no_msamp;
+pub use fp8::{
+    AORecipeKwargs, AmaxComputeAlgorithm, FP8BackendType, FP8Format, FP8RecipeKwargs, FP8Settings,
+    Float8LinearRecipeName, MSAMPRecipeKwargs, TERecipeKwargs,
+};
 pub use fully_sharded::{
     AutoWrapPolicy, BackwardPrefetch, FloatType, FullStateDict, FullyShardedDataParallelPlugin, FullyShardedSettings,
     MixedPrecisionPolicy, ReshardAfterForward, ShardingStrategy, StateDictType,
@@ -51,7 +57,7 @@ pub use fully_sharded::{
 pub use grad_scaler::{GradScalerKwargs, GradScalerSettings};
 pub use gradient_accumulation::{GradientAccumulationPlugin, GradientAccumulationSettings};
 pub use later::{
-    ContextParallelStrategy, FP8RecipeKwargs, FP8Settings, ParallelismConfig, ParallelismSettings,
+    ContextParallelStrategy, ParallelismConfig, ParallelismSettings,
     TensorParallelSettings, TorchTensorParallelPlugin,
 };
 pub use mixed_precision::MixedPrecision;

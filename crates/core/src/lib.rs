@@ -8,6 +8,7 @@ pub mod environment;
 mod error;
 pub mod exported_model;
 pub mod files;
+pub mod fp8;
 pub mod hosts;
 pub mod kubernetes;
 pub mod layout;

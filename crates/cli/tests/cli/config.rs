@@ -123,7 +123,7 @@ fn a_default_file_is_written_once() {
 }
 
 #[rstest]
-#[case(&["--mixed_precision", "fp8"], 2, "fp8")]
+#[case(&["--mixed_precision", "fp7"], 2, "fp7")]
 #[case(&["--config_file", "/dev/null"], 1, "is a device")]
 #[case(&["--config_file", "/proc/nowhere/a.yaml"], 1, "/proc/nowhere/a.yaml cannot be written")]
 fn what_cannot_be_written_is_told(#[case] flags: &[&str], #[case] code: i32, #[case] words: &str) {

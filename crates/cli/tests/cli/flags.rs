@@ -14,6 +14,7 @@ use crate::support::{Finished, accelerate, finished, launch};
 type Flag = (&'static str, &'static str, &'static str, &'static str);
 
 const FSDP: &str = "--use_fsdp";
+const FP8: &str = "--mixed_precision fp8";
 const AXES: &str = "--use_parallelism_config";
 const CONTEXT: &str = "--use_parallelism_config --parallelism_config_cp_size 2";
 const SEQUENCE: &str = "--use_parallelism_config --parallelism_config_sp_size 2";
@@ -82,6 +83,14 @@ const EFFECTIVE: &[Flag] = &[
     ("parallelism_config_sp_seq_length", "128", "", SEQUENCE),
     ("parallelism_config_sp_seq_length_is_variable", "true", "True", SEQUENCE),
     ("parallelism_config_sp_attn_implementation", "sdpa", "sdpa", SEQUENCE),
+    ("fp8_backend", "ao", "", FP8),
+    ("fp8_use_autocast_during_eval", "", "", FP8),
+    ("fp8_margin", "1", "0", FP8),
+    ("fp8_interval", "2", "1", FP8),
+    ("fp8_format", "E4M3", "HYBRID", FP8),
+    ("fp8_amax_history_len", "16", "1024", FP8),
+    ("fp8_amax_compute_algo", "max", "most_recent", FP8),
+    ("fp8_pad_inner_dim", "false", "true", FP8),
     ("debug", "", "", ""),
     ("rdzv_conf", "join_timeout=900", "", ""),
 ];
@@ -94,11 +103,12 @@ const WITHOUT_EFFECT: &[Flag] = &[
     ("main_training_function", "train", "", ""),
     ("downcast_bf16", "", "", ""),
     ("fsdp_use_orig_params", "false", "true", FSDP),
+    // Its default there asks for what there is not, which is told as well.
+    ("fp8_enable_fsdp_float8_all_gather", "true", "", FP8),
 ];
 
 const REFUSED: &[Flag] = &[
     ("tpu", "", "", ""),
-    ("mixed_precision", "fp8", "", ""),
     ("use_megatron_lm", "", "", ""),
     ("rdzv_backend", "etcd", "static", ""),
     ("tpu_cluster", "", "", ""),
@@ -135,17 +145,9 @@ const REFUSED: &[Flag] = &[
     ("megatron_lm_expert_tensor_parallel_size", "2", "", ""),
     ("megatron_lm_calculate_per_token_loss", "true", "", ""),
     ("megatron_lm_use_rotary_position_embeddings", "true", "", ""),
-    ("fp8_backend", "ao", "", ""),
-    ("fp8_use_autocast_during_eval", "", "", ""),
-    ("fp8_margin", "1", "0", ""),
-    ("fp8_interval", "2", "1", ""),
-    ("fp8_format", "E4M3", "HYBRID", ""),
-    ("fp8_amax_history_len", "16", "1024", ""),
-    ("fp8_amax_compute_algo", "max", "most_recent", ""),
+    ("fp8_backend", "msamp", "", ""),
     ("fp8_override_linear_precision", "(True, False, False)", "(False, False, False)", ""),
     ("fp8_opt_level", "O1", "O2", ""),
-    ("fp8_enable_fsdp_float8_all_gather", "false", "true", ""),
-    ("fp8_pad_inner_dim", "false", "true", ""),
     ("aws_access_key_id", "key", "", ""),
     ("aws_secret_access_key", "key", "", ""),
     ("mpirun_hostfile", "hosts", "", ""),
@@ -163,6 +165,7 @@ const OWN: &[Flag] = &[
     ("shutdown_grace_period", "60", "", ""),
     ("dp_shard_size", "2", "", HYBRID),
     ("fsdp_ignored_modules", "layers.*", "", FSDP),
+    ("fp8_recipe_name", "rowwise", "", FP8),
 ];
 
 /// These are files, or need one, which other tests write.
@@ -304,6 +307,7 @@ fn beside(setting: &Setting) -> &'static str {
         ("parallelism_config_sp_seq_length_is_variable", _) => {
             "--num_processes 2 --use_parallelism_config --parallelism_config_sp_seq_length 8"
         }
+        (_, "fp8_config") => "--num_processes 2 --mixed_precision fp8",
         (_, "parallelism_config") => "--num_processes 2 --use_parallelism_config",
         (_, "dynamo_config") => "--num_processes 2 -m --dynamo_backend inductor",
         ("num_processes", _) => "",

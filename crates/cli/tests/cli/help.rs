@@ -131,7 +131,7 @@ fn what_is_refused_says_so_where_it_is_asked_for() {
     let short = help("launch --tpu -h").split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(short.contains("Train on a TPU. Refused: libtorch without Python has no TPU"), "{short}");
     let long = help("launch --fp8_backend ao --help").split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(long.contains("for others it is refused: computing in 8 bits is not available yet"), "{long}");
+    assert!(long.contains("for others it is refused: MS-AMP is not available"), "{long}");
 }
 
 /// What comes after the program is the program's.

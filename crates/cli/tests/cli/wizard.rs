@@ -112,7 +112,7 @@ fn lines(answers: &str) -> Vec<u8> {
      use_cpu: false\n"
 )]
 #[case::wrong_answers_and_questions(
-    "ruby, ?, rust, AMAZON_SAGEMAKER, , TPU, NO, , , , fp8, fp16, back, bf16",
+    "ruby, ?, rust, AMAZON_SAGEMAKER, , TPU, NO, , , , fp7, fp16, back, bf16",
     "compute_environment: LOCAL_MACHINE\ndistributed_type: \"NO\"\ndynamo_config:\n  dynamo_backend: \"no\"\nmixed_precision: bf16\n\
      use_cpu: false\n"
 )]
@@ -130,8 +130,7 @@ fn answers_become_a_file(#[case] answers: &str, #[case] wanted: &str) {
 #[test]
 fn a_wrong_answer_is_asked_again_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
-    let answers =
-        "back, , AMAZON_SAGEMAKER, , TPU, MULTI_NPU, MULTI_CPU, zero, , maybe, , , , MEGATRON_LM, , 0, 2, , fp8, , /, ";
+    let answers = "back, , AMAZON_SAGEMAKER, , TPU, MULTI_NPU, MULTI_CPU, zero, , maybe, , , , MEGATRON_LM, , 0, 2, , fp8, msamp, , , , /, ";
     let ended = conversation(folder.path(), &[], &lines(answers));
     ended.expect(
         0,
@@ -144,10 +143,10 @@ fn a_wrong_answer_is_asked_again_with_the_reason() {
             "debug is \"maybe\", but must be yes or no",
             "Not taken: sharding is MEGATRON_LM (your answer), which is refused: Megatron-LM is not available",
             "num_processes is \"0\", but must be a whole number of at least 1",
-            "computing in 8 bits is not available yet",
+            "which is refused: MS-AMP is not available",
             "Not taken: / is a folder",
             "  Not available: TPU (libtorch has no TPUs",
-            "  Not available: fp8 (computing in 8 bits is not available yet; use \"bf16\")",
+            "  Not available: MSAMP (MS-AMP is not available, and nobody keeps it any more",
         ],
     );
 }

@@ -292,7 +292,6 @@ fn a_list_takes_what_is_typed_and_tells_what_is_not_available() {
         "They differ in names only.",
         "Not available: MEGATRON_LM (Megatron-LM is not available; choose FSDP or DEEPSPEED)",
         "Not available: cudagraphs (there is no NVIDIA GPU to capture graphs on",
-        "Not available: fp8 (computing in 8 bits is not available yet; use \"bf16\")",
         "Not taken: / is a folder",
         "JSON if the name ends in .json",
     ] {

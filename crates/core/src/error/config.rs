@@ -60,6 +60,10 @@ pub(crate) enum ConfigErrorKind {
     PowerSgdOptions { source: serde_json::Error },
     #[error("mixed_precision_policy.{field} is not available; {cure}")]
     NotAvailable { field: &'static str, cure: &'static str },
+    #[error("fp8_config.backend is MSAMP: {}", crate::config::no_msamp())]
+    NoMsamp,
+    #[error("fp8_format is E5M2, whose numbers have too few digits for weights and inputs; choose HYBRID or E4M3")]
+    E5M2Everywhere,
     #[error("{first} and {second} contradict each other: {why}")]
     Contradiction { first: &'static str, second: &'static str, why: &'static str },
     #[error(
@@ -96,6 +100,8 @@ impl ConfigErrorKind {
             Self::NoSequenceLength => vec!["sp_seq_length_is_variable", "sp_seq_length"],
             Self::IncompleteDegree { .. } => vec!["tensor_parallel_degree"],
             Self::MeshIsNotWorld { .. } | Self::MeshAxis { .. } => Vec::new(),
+            Self::NoMsamp => vec!["backend"],
+            Self::E5M2Everywhere => vec!["fp8_format"],
             Self::TwoWaysToDivideSequences => vec!["cp_size", "sp_size"],
         }
     }

@@ -184,7 +184,7 @@ fn values_that_are_none_of_their_setting() {
             "fsdp_config:\n  num_processes: 2\n",
             &["run.yaml:2", "it belongs to the top level of the file"],
         ),
-        case("8 bits", "mixed_precision: fp8\n", &["run.yaml:1", "not available"]),
+        case("8 bits", "fp8_config: {backend: MSAMP}\n", &["run.yaml:1", "MS-AMP is not available"]),
         case("Megatron", "megatron_lm_config: {tp: 2}\n", &["run.yaml:1", "not available"]),
         case("a password", "tpu_env: [KEY=abc]\n", &["run.yaml:1", "(not shown)"]),
     ];

@@ -292,7 +292,7 @@ fn answers_become_settings(#[case] machine: MachineFacts, #[case] said: &str, #[
 #[case(AXES, "parallelism_config.tp_size", "0", "at least 1")]
 #[case(AXES, "num_processes", "5", "but must be 4, which is the product of the sizes of all axes")]
 #[case("program=python mixed_precision=fp8", "fp8_config.backend", "GPU", "one of AO, TE, MSAMP")]
-#[case("", "mixed_precision", "fp8", "computing in 8 bits is not available yet")]
+#[case("mixed_precision=fp8", "fp8_config.backend", "MSAMP", "MS-AMP is not available")]
 #[case("sharding=DEEPSPEED", "deepspeed_config.zero_stage", "4", "one of 0, 1, 2, 3")]
 #[case("sharding=DEEPSPEED", "deepspeed_config.gradient_clipping", "-1", "at least 0")]
 #[case("sharding=DEEPSPEED", "deepspeed_config.gradient_accumulation_steps", "0", "at least 1")]
@@ -497,10 +497,9 @@ fn axes_and_eight_bits_of_a_script_in_python_become_a_file_that_a_launch_takes()
         assert_eq!(variables.get(name).map(String::as_str), Some(wanted), "{name} in {variables:?}");
     }
     assert_eq!(run.cluster.num_processes, Some(4));
-    assert!(
-        RunConfig::resolve(Sources { file: file(), ..Default::default() }).is_err(),
-        "a program in Rust has none of it"
-    );
+    // A program of this library takes the same file.
+    let run = RunConfig::resolve(Sources { file: file(), ..Default::default() }).unwrap();
+    assert_eq!(run.fp8.backend, Some(accelerate_core::config::FP8BackendType::AO));
 }
 
 /// Sizes of axes that two machines cannot start alike are not taken, and the default is one that they can.

@@ -15,6 +15,7 @@ use std::path::Path;
 pub(crate) fn samples(setting: &Setting) -> [String; 2] {
     let texts: [&str; 2] = match (setting.path, setting.kind) {
         ("dynamo_config.backend", _) => ["eager", "ts"],
+        ("fp8_config.backend", _) => ["TE", "AO"],
         ("dynamo_config.disable", _) => ["true", "true"],
         ("fsdp_config.auto_wrap_policy", _) => ["TRANSFORMER_BASED_WRAP", "NO_WRAP"],
         ("ddp_config.dim", _) => ["1", "2"],
@@ -352,7 +353,9 @@ fn files_of_the_reference(#[case] text: &str, #[case] wanted: &[(&str, &str)]) {
 }
 
 #[rstest]
-#[case(&[("mixed_precision", "fp8")], &["mixed_precision is \"fp8\" (flag --mixed_precision)", "bf16"])]
+#[case(&[("mixed_precision", "fp8"), ("fp8_config.backend", "MSAMP")],
+    &["fp8_config.backend is MSAMP (flag --fp8_backend)", "choose backend AO or TE"])]
+#[case(&[("mixed_precision", "fp8"), ("fp8_config.fp8_format", "E5M2")], &["fp8_format is E5M2", "HYBRID or E4M3"])]
 #[case(&[("use_fsdp", "true"), ("use_deepspeed", "true")],
     &["use_fsdp true (flag --use_fsdp) and use_deepspeed true (flag --use_deepspeed) contradict"])]
 #[case(&[("fsdp_config.fsdp_version", "2")], &["--fsdp_version 2", "--use_fsdp"])]

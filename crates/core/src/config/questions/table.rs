@@ -397,10 +397,26 @@ pub(super) static ROWS: &[Row] = &[
         "16 bits take half the memory and are much faster on GPUs; bf16 needs no scaling of losses.",
     )
     .when(|known| !known.is_yes(HAS_DEEPSPEED_FILE)),
-    setting(FP8_BACKEND, "Which library shall compute in 8 bits?", "It has to be installed beside the script.")
-        .when(|known| known.is(PRECISION, "fp8"))
-        .words(|_| vec![("AO", "torchao"), ("TE", "TransformerEngine"), ("MSAMP", "MS-AMP")])
-        .default(|_| "AO".to_owned()),
+    setting(
+        FP8_BACKEND,
+        "Whose way to compute in 8 bits shall be followed?",
+        "A script in Python needs that library; a program of this library needs none.",
+    )
+    .when(|known| known.is(PRECISION, "fp8"))
+    .words(|_| {
+        vec![
+            ("AO", "torchao: a scale is made of the tensor itself"),
+            ("TE", "TransformerEngine: a scale is made of earlier passes"),
+            ("MSAMP", "MS-AMP"),
+        ]
+    })
+    .default(|_| "AO".to_owned()),
+    setting(
+        "fp8_config.recipe_name",
+        "Which elements of a tensor shall have a scale together?",
+        "With a scale for each row numbers are closer, and products slower.",
+    )
+    .when(|known| known.is(FP8_BACKEND, "AO") && !known.is_for_python()),
     setting(
         "fp8_config.use_autocast_during_eval",
         "Shall evaluation compute in 8 bits, too?",
@@ -422,7 +438,10 @@ pub(super) static ROWS: &[Row] = &[
         "HYBRID has more digits forward (E4M3), and a larger range backward (E5M2).",
     )
     .when(Known::uses_transformer_engine)
-    .words(|_| vec![("HYBRID", ""), ("E4M3", ""), ("E5M2", "")]),
+    .words(|_| vec![("HYBRID", ""), ("E4M3", ""), ("E5M2", "")])
+    .refuses(|known, text| {
+        (text == "E5M2" && !known.is_for_python()).then_some("it has too few digits for weights; choose another one")
+    }),
     setting(
         "fp8_config.amax_history_len",
         "Over how many steps are the largest values remembered?",

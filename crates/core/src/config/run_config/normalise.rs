@@ -3,9 +3,11 @@
 use super::{Message, Notes, Overridden, PartialRunConfig, Unused};
 use crate::Result;
 use crate::config::{
-    Auto, AutoWrapPolicy, ClusterConfig, DDPCommunicationHook, MixedPrecision, ReshardAfterForward, ShardingStrategy,
+    Auto, AutoWrapPolicy, ClusterConfig, DDPCommunicationHook, FP8BackendType, FP8RecipeKwargs, MixedPrecision,
+    ReshardAfterForward, ShardingStrategy, no_msamp,
 };
 use crate::error::settings::SettingsErrorKind as Kind;
+use crate::fp8::Fp8Recipe;
 use crate::names::DistributedType;
 use crate::settings::{Origin, Origins, Record, shortened_line};
 
@@ -18,7 +20,7 @@ pub(super) fn normalise(partial: &mut PartialRunConfig, origins: &mut Origins, n
     sharding(partial, origins)?;
     axes(partial, origins);
     if !notes.is_for_python {
-        precision(partial, origins)?;
+        eight_bits(partial, origins, &mut notes.messages)?;
     }
     accumulation(partial, origins)?;
     match partial.cluster.use_fsdp {
@@ -183,10 +185,37 @@ fn axes(partial: &mut PartialRunConfig, origins: &mut Origins) {
     }
 }
 
-fn precision(partial: &PartialRunConfig, origins: &Origins) -> Result<()> {
-    if partial.cluster.mixed_precision == Some(MixedPrecision::Fp8) {
-        let why = "computing in 8 bits is not available yet; use \"bf16\"";
-        return Err(refused(origins, "mixed_precision", "\"fp8\"".to_owned(), why));
+/// Who speaks of delayed scaling wants it. What counts with the other backend changes nothing.
+fn eight_bits(partial: &mut PartialRunConfig, origins: &mut Origins, messages: &mut Messages) -> Result<()> {
+    const BACKEND: &str = "fp8_config.backend";
+    if partial.fp8.backend.is_none() && partial.fp8.speaks_of_delayed_scaling() {
+        partial.fp8.backend = Some(FP8BackendType::TE);
+        origins.set_path(BACKEND, Origin::Derived("settings of TransformerEngine's recipe are given"));
+    }
+    let backend = partial.fp8.backend.unwrap_or(FP8BackendType::AO);
+    if backend == FP8BackendType::MSAMP {
+        return Err(refused(origins, BACKEND, backend.to_string(), no_msamp()));
+    }
+    if partial.cluster.mixed_precision != Some(MixedPrecision::Fp8) {
+        return Ok(());
+    }
+    Fp8Recipe::of_settings(&partial.fp8.clone().into())?;
+    for setting in FP8RecipeKwargs::settings() {
+        let needed = match setting.field {
+            "recipe_name" | "enable_fsdp_float8_all_gather" => FP8BackendType::AO,
+            "margin"
+            | "interval"
+            | "fp8_format"
+            | "amax_history_len"
+            | "amax_compute_algo"
+            | "use_autocast_during_eval" => FP8BackendType::TE,
+            _ => continue,
+        };
+        let Some(found) = partial.fp8.text(setting).filter(|found| !setting.asks_for_nothing(found)) else { continue };
+        if needed != backend {
+            let why = format!("it counts with backend {needed}, and the backend is {backend}");
+            messages.push(Message { setting: setting.path, found, origin: origins.get(setting.path).clone(), why });
+        }
     }
     Ok(())
 }

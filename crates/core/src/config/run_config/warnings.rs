@@ -45,6 +45,12 @@ const CONDITIONS: [Condition; 7] = [
         is_met: |run| run.project.total_limit.is_some(),
     },
     Condition {
+        section: "fp8_config",
+        field: "",
+        needed: "nothing is computed in 8 bits; set mixed_precision to fp8",
+        is_met: |run| run.cluster.mixed_precision == MixedPrecision::Fp8,
+    },
+    Condition {
         section: "parallelism_config",
         field: "cp_",
         needed: "sequences are not divided; set cp_size to more than 1",
