@@ -26,6 +26,7 @@ pub mod data;
 mod documentation;
 mod engine;
 mod error;
+mod fp8;
 mod group;
 #[doc(hidden)]
 pub mod launchers;
@@ -50,13 +51,14 @@ pub mod tracking;
 
 pub use accelerate_core::accumulation::PartialWindow;
 pub use accelerate_core::config::{
-    Auto, AutoWrapPolicy, AutocastKwargs, BackwardPrefetch, BnbQuantizationConfig, Callback, Compilation,
-    DDPCommunicationHook, DDPCommunicationHookType, DataLoaderConfiguration, DataLoaderSettings, DeepSpeedPlugin,
-    DeepSpeedSource, DistributedDataParallelKwargs, DynamoBackend, DynamoMode, FP8RecipeKwargs, FloatType,
+    AORecipeKwargs, AmaxComputeAlgorithm, Auto, AutoWrapPolicy, AutocastKwargs, BackwardPrefetch,
+    BnbQuantizationConfig, Callback, Compilation, DDPCommunicationHook, DDPCommunicationHookType,
+    DataLoaderConfiguration, DataLoaderSettings, DeepSpeedPlugin, DeepSpeedSource, DistributedDataParallelKwargs,
+    DynamoBackend, DynamoMode, FP8BackendType, FP8Format, FP8RecipeKwargs, Float8LinearRecipeName, FloatType,
     FullyShardedDataParallelPlugin, GradScalerKwargs, GradientAccumulationPlugin, InitProcessGroupKwargs,
-    MixedPrecision, MixedPrecisionPolicy, OffloadDevice, OffloadTarget, ParallelismConfig, PowerSGDState,
-    ProfilerActivity, ProjectConfiguration, ProjectSettings, QuantStorage, QuantType, RendezvousOptions,
-    ReshardAfterForward, RunConfig, ScheduleOption, ShardingStrategy, StateDictType, TorchDynamoPlugin,
+    MSAMPRecipeKwargs, MixedPrecision, MixedPrecisionPolicy, OffloadDevice, OffloadTarget, ParallelismConfig,
+    PowerSGDState, ProfilerActivity, ProjectConfiguration, ProjectSettings, QuantStorage, QuantType, RendezvousOptions,
+    ReshardAfterForward, RunConfig, ScheduleOption, ShardingStrategy, StateDictType, TERecipeKwargs, TorchDynamoPlugin,
     TorchTensorParallelPlugin, ZeroStage,
 };
 pub use accelerate_core::names::{DistributedType, RngType};

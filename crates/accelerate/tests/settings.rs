@@ -149,8 +149,8 @@ fn what_is_not_available_yet_is_refused_by_name() {
     let axes = accelerate::ParallelismConfig { sp_attn_implementation: Some("eager".into()), ..Default::default() };
     let text = message(Accelerator::builder().parallelism_config(axes));
     assert!(text.contains("sp_attn_implementation is \"eager\"") && text.contains("\"sdpa\" alone"), "{text}");
-    let fp8 = accelerate::FP8RecipeKwargs { backend: Some("TE".into()), ..Default::default() };
-    assert!(message(Accelerator::builder().kwargs_handler(fp8)).contains("fp8_config.backend is TE"));
+    let text = message(Accelerator::builder().kwargs_handler(accelerate::MSAMPRecipeKwargs::default()));
+    assert!(text.contains("fp8_config.backend is MSAMP (code)") && text.contains("MS-AMP is not available"), "{text}");
     let none = accelerate::ParallelismConfig { tp_size: Some(1), ..Default::default() };
     assert!(Accelerator::builder().cpu(true).parallelism_config(none).build().is_ok());
 }

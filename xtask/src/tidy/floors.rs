@@ -13,7 +13,7 @@ const SOURCE: &str = "crates/accelerate/src";
 const FLOORS: [&[&str]; 7] = [
     &["documentation", "launchers", "local_sgd", "memory", "metrics", "testing"],
     &["accelerator", "quantized_model"],
-    &["checkpoint", "data", "engine", "optim", "profile", "quant"],
+    &["checkpoint", "data", "engine", "fp8", "optim", "profile", "quant"],
     &["amp", "big_model", "logging", "lora", "session", "tracking"],
     &["nn", "state"],
     &["group", "offload", "tensor_tree"],

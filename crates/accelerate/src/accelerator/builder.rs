@@ -1,6 +1,6 @@
 //! From what the program says to an accelerator: the configuration is resolved here, once.
 
-use super::{Accelerator, DeepSpeed, KwargsHandler, deep_speed};
+use super::{Accelerator, DeepSpeed, KwargsHandler, deep_speed, eight_bits};
 use crate::amp::MixedPrecision;
 use crate::error::{Result, StateError};
 use crate::group::Group;
@@ -262,7 +262,7 @@ impl AcceleratorBuilder {
             }
             KwargsHandler::FP8Recipe(kwargs) => {
                 self.code.fp8 = kwargs;
-                self.handlers.push("FP8RecipeKwargs");
+                self.handlers.push(eight_bits::HANDLER);
             }
         }
         self
@@ -404,7 +404,7 @@ impl AcceleratorBuilder {
         lookup: Lookup<'_>,
         join: impl FnOnce(&RunConfig, Lookup<'_>) -> Result<PartialState>,
     ) -> Result<Accelerator> {
-        let has_file = self.config_file.is_some();
+        let (has_file, has_recipe) = (self.config_file.is_some(), self.handlers.contains(&eight_bits::HANDLER));
         let log_with = std::mem::take(&mut self.log_with);
         let mut config = self.resolve(lookup)?;
         let trackers = log_with.resolve(config.project.has_logging_dir())?;
@@ -426,6 +426,7 @@ impl AcceleratorBuilder {
             messages::warning!("{message}");
         }
         check_device(config.dynamo.compilation()?, state.device())?;
+        eight_bits::check(&config, has_recipe, &state)?;
         let gradient_state =
             GradientState::new(config.gradient_accumulation.clone(), config.accelerator.partial_window)?;
         Accelerator::from_config(config, deep_speed.map(Arc::new), state, gradient_state, trackers)
@@ -574,7 +575,6 @@ mod tests {
                 vec![],
                 "two handlers of kind AutocastKwargs",
             ),
-            (AcceleratorBuilder::default().mixed_precision(MixedPrecision::Fp8), vec![], "fp8"),
             (AcceleratorBuilder::default().gradient_accumulation_steps(0), vec![], "0"),
             (AcceleratorBuilder::default(), vec![("ACCELERATE_DYNAMO_BACKEND", "inductor")], "needs Python"),
             (AcceleratorBuilder::default(), vec![("ACCELERATE_DYNAMO_MODE", "max-autotune")], "TorchDynamoPlugin.mode"),

@@ -2,7 +2,8 @@
 
 use crate::profile::ProfileKwargs;
 use accelerate_core::config::{
-    AutocastKwargs, DistributedDataParallelKwargs, FP8RecipeKwargs, GradScalerKwargs, InitProcessGroupKwargs,
+    AORecipeKwargs, AutocastKwargs, DistributedDataParallelKwargs, FP8RecipeKwargs, GradScalerKwargs,
+    InitProcessGroupKwargs, MSAMPRecipeKwargs, TERecipeKwargs,
 };
 
 /// One group of settings; anything it can be made from goes to `AcceleratorBuilder::kwargs_handler`.
@@ -27,7 +28,8 @@ pub enum KwargsHandler {
     Autocast(AutocastKwargs),
     /// What [`Accelerator::profile`](crate::Accelerator::profile) records.
     Profile(ProfileKwargs),
-    /// Computing in 8 bits: what asks for something is an error until that is available.
+    /// Computing in 8 bits, with [`MixedPrecision::Fp8`](crate::MixedPrecision::Fp8): also made of an `AORecipeKwargs` or a
+    /// `TERecipeKwargs`.
     FP8Recipe(FP8RecipeKwargs),
 }
 
@@ -49,3 +51,15 @@ from! {
     Profile(ProfileKwargs),
     FP8Recipe(FP8RecipeKwargs),
 }
+
+macro_rules! from_recipe {
+    ($($type:ty),* $(,)?) => {$(
+        impl From<$type> for KwargsHandler {
+            fn from(kwargs: $type) -> Self {
+                Self::FP8Recipe(kwargs.into())
+            }
+        }
+    )*};
+}
+
+from_recipe! { AORecipeKwargs, TERecipeKwargs, MSAMPRecipeKwargs }

@@ -2,7 +2,7 @@
 
 use super::models::for_each_engine;
 use super::{Accelerator, HasParameters};
-use crate::error::{Error, Result, StateError};
+use crate::error::{Error, Fp8Error, Result, StateError};
 use crate::messages;
 use crate::optim::GradScalerState;
 use crate::session::{Engine, GradientState, Join, Session, Summary};
@@ -101,6 +101,9 @@ impl Accelerator {
         }
         if self.mesh().divided_sequences().is_some() {
             return Err(StateError::NotWithDividedSequences { feature: "join_uneven_inputs" }.into());
+        }
+        if !even && session.objects().models().any(|model| model.scaling.is_some()) {
+            return Err(Fp8Error::Join.into());
         }
         if let Some(texts) = self.group().disagreement("join_uneven_inputs", &description)? {
             return Err(StateError::DifferentJoins { per_rank: texts.join("; ") }.into());

@@ -6,6 +6,7 @@ mod checkpointing;
 mod collectives;
 mod context_parallel;
 mod deep_speed;
+mod eight_bits;
 mod handlers;
 mod join;
 mod left_out;
@@ -48,7 +49,7 @@ use crate::optim::GradScaler;
 use crate::session::{GradientState, Object, ObjectState, Session};
 use crate::state::PartialState;
 use crate::tracking::{Process, Trackers, Wanted};
-use accelerate_core::config::{DataLoaderSettings, OffloadTarget, ProjectSettings, RunConfig};
+use accelerate_core::config::{DataLoaderSettings, FP8BackendType, OffloadTarget, ProjectSettings, RunConfig};
 use state_hooks::StateHooks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -118,7 +119,9 @@ impl Accelerator {
     ) -> Result<Self> {
         let mixed_precision = config.cluster.mixed_precision;
         let outputs_to_fp32 = config.accelerator.outputs_to_fp32;
-        let precision = Precision::new(mixed_precision, state.device(), config.autocast.clone(), outputs_to_fp32);
+        let mut autocast = config.autocast.clone();
+        autocast.enabled &= mixed_precision != MixedPrecision::Fp8 || config.fp8.use_autocast;
+        let precision = Precision::new(mixed_precision, state.device(), autocast, outputs_to_fp32);
         let scaler =
             needs_grad_scaler(mixed_precision).then(|| GradScaler::new(config.grad_scaler.clone())).transpose()?;
         let session = Session::new(
@@ -217,6 +220,22 @@ impl Accelerator {
     /// The precision of forward passes.
     pub fn mixed_precision(&self) -> MixedPrecision {
         self.0.precision.mixed_precision()
+    }
+
+    /// Whose way to compute in 8 bits is followed (`fp8_backend` of the reference); `None` in other precisions.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, FP8BackendType, MixedPrecision, TERecipeKwargs};
+    ///
+    /// let builder = Accelerator::builder().cpu(true).mixed_precision(MixedPrecision::Fp8);
+    /// assert_eq!(builder.clone().build()?.fp8_backend(), Some(FP8BackendType::AO));
+    /// let accelerator = builder.kwargs_handler(TERecipeKwargs::default()).build()?;
+    /// assert_eq!(accelerator.fp8_backend(), Some(FP8BackendType::TE));
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    pub fn fp8_backend(&self) -> Option<FP8BackendType> {
+        let backend = self.config().fp8.backend.unwrap_or(FP8BackendType::AO);
+        (self.mixed_precision() == MixedPrecision::Fp8).then_some(backend)
     }
 
     /// How data loaders are prepared.

@@ -45,7 +45,10 @@ impl Accelerator {
             .map_err(|error| session.group.explain_reducer(error))?;
         drop(entered);
         objects.optimizers().for_each(|optimizer| optimizer.gradients_made());
-        objects.models().try_for_each(|model| model.engine.after_backward())
+        objects.models().try_for_each(|model| {
+            model.engine.after_backward()?;
+            model.scaling.as_ref().map_or(Ok(()), |scaling| scaling.after_backward())
+        })
     }
 
     /// Runs the work on one micro-batch. Within it, optimizers, schedulers and `zero_grad` act only on the

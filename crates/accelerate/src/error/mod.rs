@@ -7,6 +7,7 @@ mod checkpoint;
 mod collective;
 mod data;
 mod failure;
+mod fp8;
 mod launcher;
 mod lora;
 mod memory;
@@ -26,6 +27,7 @@ pub(crate) use checkpoint::CheckpointError;
 pub(crate) use collective::CollectiveError;
 pub(crate) use data::DataError;
 pub(crate) use failure::{CollectiveCall, Failure, Findings, StoreState, listed_ranks};
+pub(crate) use fp8::Fp8Error;
 pub(crate) use launcher::LauncherError;
 pub(crate) use lora::LoraError;
 pub(crate) use memory::{MemoryError, says_out_of_memory};
@@ -80,6 +82,8 @@ pub(crate) enum Kind {
     Collective(CollectiveError),
     #[error(transparent)]
     Data(DataError),
+    #[error(transparent)]
+    Fp8(Fp8Error),
     #[error(transparent)]
     Launcher(LauncherError),
     #[error(transparent)]
@@ -176,6 +180,7 @@ impl Error {
     pub fn is_config(&self) -> bool {
         match self.kind() {
             Kind::Core(_) | Kind::State(_) => true,
+            Kind::Fp8(error) => error.is_config(),
             Kind::Lora(error) => error.is_config(),
             Kind::Profile(error) => error.is_config(),
             _ => false,
@@ -287,6 +292,7 @@ from_kind! {
     Checkpoint(CheckpointError),
     Collective(CollectiveError),
     Data(DataError),
+    Fp8(Fp8Error),
     Launcher(LauncherError),
     Lora(LoraError),
     Memory(MemoryError),

@@ -289,6 +289,6 @@ pub(crate) enum NnError {
     NoFan { shape: Vec<i64> },
 }
 
-fn kind_name(kind: &Option<Kind>) -> String {
+pub(super) fn kind_name(kind: &Option<Kind>) -> String {
     kind.map_or_else(|| "unknown".to_owned(), |kind| format!("{kind:?}"))
 }

@@ -57,6 +57,12 @@ pub trait LinearKernel: Send + Sync + Debug {
     fn is_dense(&self) -> bool {
         false
     }
+
+    /// What it has taken the place of when the model was prepared, and what takes its place when the model is prepared anew.
+    #[doc(hidden)]
+    fn replaced(&self) -> Option<Arc<dyn LinearKernel>> {
+        None
+    }
 }
 
 /// What goes around the kernel of a linear layer, whichever that is when the layer is used.

@@ -10,6 +10,7 @@ mod join;
 mod left_out;
 mod mesh;
 mod registry;
+mod scaling;
 
 pub(crate) use elsewhere::{StateReader, StateReaders};
 pub(crate) use engine::{Concerns, Engine, ForwardScope, Takeover, Visit};
@@ -19,6 +20,7 @@ pub(crate) use left_out::{AllLeftOut, left_out_of, note_left_out};
 pub(crate) use mesh::DeviceMesh;
 pub(crate) use registry::{Object, Objects, PreparedOptimizer, PreparedParameters, check_same_objects};
 pub use registry::{ObjectState, Stateful};
+pub(crate) use scaling::Scaling;
 
 use crate::error::Result;
 use crate::group::Group;

@@ -3,6 +3,7 @@
 use super::Engine;
 use super::elsewhere::{StateReader, StateReaders};
 use super::left_out::{KnownFingerprints, names_left_out};
+use super::scaling::Scaling;
 use crate::error::{NnError, Result, StateError};
 use crate::nn::{Layout, Param, ParamStore, ShardedStateDict};
 use accelerate_core::weight_files::listed;
@@ -111,6 +112,8 @@ const UNREDUCED: &str = "unreduced.";
 pub(crate) struct PreparedParameters {
     pub(crate) store: ParamStore,
     pub(crate) engine: Arc<dyn Engine>,
+    /// Of a model that computes in 8 bits with delayed scaling.
+    pub(crate) scaling: Option<Arc<dyn Scaling>>,
     /// Those that refuse to be stepped by an optimizer that was not prepared.
     trained: Mutex<Vec<Param>>,
     fingerprints: Mutex<KnownFingerprints>,
@@ -121,7 +124,14 @@ impl PreparedParameters {
     pub(crate) fn new(store: ParamStore, engine: Arc<dyn Engine>, evaluation_mode: bool) -> Self {
         let trained = if evaluation_mode { Vec::new() } else { store.parameters() };
         trained.iter().for_each(Param::enter_prepared_model);
-        Self { store, engine, trained: Mutex::new(trained), fingerprints: Mutex::default() }
+        Self { store, engine, scaling: None, trained: Mutex::new(trained), fingerprints: Mutex::default() }
+    }
+
+    /// The same with scales that follow backward passes.
+    pub(crate) fn with_scaling(self, scaling: Option<Arc<dyn Scaling>>) -> Self {
+        let mut parameters = self;
+        parameters.scaling = scaling;
+        parameters
     }
 
     /// Those of frozen parameters that have been computed.
@@ -186,12 +196,12 @@ impl Drop for PreparedParameters {
 impl Stateful for PreparedParameters {
     fn state_dict(&self) -> Result<ObjectState> {
         let ShardedStateDict { tensors, layouts } = self.store.sharded_state_dict()?;
-        Ok(ObjectState { tensors, layouts, values: self.engine.state()? })
+        Ok(ObjectState { tensors, layouts, values: self.values()? })
     }
 
     fn state_views(&self) -> Result<ObjectState> {
         let ShardedStateDict { tensors, layouts } = self.store.sharded_state_views()?;
-        Ok(ObjectState { tensors, layouts, values: self.engine.state()? })
+        Ok(ObjectState { tensors, layouts, values: self.values()? })
     }
 
     fn state_places(&self) -> Result<BTreeMap<String, Tensor>> {
@@ -201,7 +211,9 @@ impl Stateful for PreparedParameters {
 
     fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
         self.store.load_shards_but(&names_left_out(&state.values), &[shards_of(state)])?;
-        self.engine.load_state(&state.values)
+        self.engine.load_state(&state.values)?;
+        self.load_scales(&state.values);
+        Ok(())
     }
 
     fn check_state_dict(&self, state: &ObjectState) -> Result<()> {

@@ -1,7 +1,7 @@
 //! What becomes of each kind of object, once it is known what all objects of the call tell.
 
 use super::{PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel, compile};
-use crate::accelerator::Accelerator;
+use crate::accelerator::{Accelerator, eight_bits};
 use crate::amp::float_kind;
 use crate::data::{DataLoader, DataLoaderShard, LoaderKind, LoaderSettings, Shares};
 use crate::engine::{self, TensorParallel};
@@ -60,6 +60,7 @@ impl Preparation<'_> {
             // Ranks connect now, and not at some batch.
             accelerator.session().mesh.group(&[axis])?;
         }
+        let scaling = eight_bits::prepare(accelerator, &store)?;
         let tensor_parallel = self.tensor_parallel(&model)?;
         let sharding = config.fsdp_in_use().map(|plugin| (plugin, accelerator.mixed_precision()));
         let engine = engine::start(&engine::Start {
@@ -70,7 +71,8 @@ impl Preparation<'_> {
             tensor_parallel: tensor_parallel.as_ref(),
             evaluation_mode,
         })?;
-        let parameters = Arc::new(PreparedParameters::new(store, engine, evaluation_mode));
+        let parameters = PreparedParameters::new(store, engine, evaluation_mode).with_scaling(scaling);
+        let parameters = Arc::new(parameters);
         accelerator.session().register(Object::Model(Arc::downgrade(&parameters)));
         let policy = config.fsdp_in_use().and_then(|plugin| plugin.mixed_precision_policy);
         let output_kind = policy.and_then(|policy| policy.output_dtype).map(float_kind);
