@@ -24,7 +24,15 @@ impl Grid {
     /// Installs and builds what is needed, and writes the cases.
     pub(super) fn new<C: Serialize>(name: &'static str, cases: &[C]) -> Result<Self> {
         libtorch::ensure()?;
-        let environment = Environment::ensure()?;
+        Self::in_environment(name, Environment::ensure()?, cases)
+    }
+
+    /// The same with a Python that has more packages.
+    pub(super) fn in_environment<C: Serialize>(
+        name: &'static str,
+        environment: Environment,
+        cases: &[C],
+    ) -> Result<Self> {
         ranks::build()?;
         let work = paths::target_folder().join("parity").join(name);
         fs::create_dir_all(&work)?;

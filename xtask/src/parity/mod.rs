@@ -7,6 +7,7 @@ mod compare;
 mod config;
 mod data;
 pub(crate) mod exported;
+mod fp8;
 mod fsdp;
 mod grid;
 mod launch;
@@ -46,6 +47,8 @@ enum What {
     Precision(precision::Precision),
     /// Losses and final parameters of sharded training
     Fsdp(fsdp::Fsdp),
+    /// Losses and scales of training in 8 bits, beside torchao and a transcription of TransformerEngine's delayed scaling
+    Fp8(fp8::Fp8),
     /// Losses, evaluations and final parameters of models that `accelerate export-model` has compiled
     Exported(exported::Exported),
     /// Logits, losses and tokens of BERT, GPT-2, Llama, Mistral, Qwen2, ViT and ResNet, beside Transformers
@@ -91,6 +94,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Ddp(ddp) => run_ddp(ddp),
         What::Data(data) => data::run(data),
         What::Precision(precision) => precision::run(precision),
+        What::Fp8(fp8) => fp8::run(fp8),
         What::Fsdp(fsdp) => fsdp::run(fsdp),
         What::Exported(exported) => exported::run(exported),
         What::Models(models) => models::run(models),

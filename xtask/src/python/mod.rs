@@ -79,6 +79,19 @@ impl Environment {
         Ok(environment)
     }
 
+    /// The same with torchao of the pinned version, in a folder of its own.
+    pub(crate) fn with_torchao() -> Result<Environment> {
+        let mut environment = Environment::ensure()?;
+        let folder = ensure_torchao(&environment.python)?;
+        let others: Vec<PathBuf> = std::env::split_paths(&environment.module_path).collect();
+        environment.module_path = std::env::join_paths(others.into_iter().chain([folder]))?;
+        const QUESTION: &str = "import torchao; print(torchao.__version__)";
+        let version =
+            process::read(environment.command().args(["-c", QUESTION])).context("Python cannot import torchao")?;
+        environment.versions = format!("{}, torchao {}", environment.versions, version.trim());
+        Ok(environment)
+    }
+
     /// `python` with this environment's modules; threads and devices as every comparison uses them.
     pub(crate) fn command(&self) -> Command {
         self.with_modules(&self.python)
@@ -193,6 +206,15 @@ fn ensure_tensorboard(python: &Path) -> Result<PathBuf> {
     let text = fs::read_to_string(&path).with_context(|| format!("could not read {}", path.display()))?;
     let tag = process::read(Command::new(python).args(["-c", "import sys; print(sys.implementation.cache_tag)"]))?;
     let folder = paths::cache_folder()?.join(format!("{}-tensorboard", tag.trim()));
+    ensure_folder(python, folder, &text, |pip| process::run(pip().arg("--no-deps").arg("--requirement").arg(&path)))
+}
+
+/// The folder with torchao, for this Python.
+fn ensure_torchao(python: &Path) -> Result<PathBuf> {
+    let path = paths::repository_root().join("parity/fp8/requirements.txt");
+    let text = fs::read_to_string(&path).with_context(|| format!("could not read {}", path.display()))?;
+    let tag = process::read(Command::new(python).args(["-c", "import sys; print(sys.implementation.cache_tag)"]))?;
+    let folder = paths::cache_folder()?.join(format!("{}-torchao", tag.trim()));
     ensure_folder(python, folder, &text, |pip| process::run(pip().arg("--no-deps").arg("--requirement").arg(&path)))
 }
 
