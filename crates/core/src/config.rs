@@ -15,9 +15,9 @@ mod fp8;
 mod fully_sharded;
 mod grad_scaler;
 mod gradient_accumulation;
-mod later;
 mod mixed_precision;
 mod offload;
+mod parallelism;
 mod power_sgd;
 mod process_group;
 mod profile;
@@ -56,12 +56,11 @@ pub use fully_sharded::{
 };
 pub use grad_scaler::{GradScalerKwargs, GradScalerSettings};
 pub use gradient_accumulation::{GradientAccumulationPlugin, GradientAccumulationSettings};
-pub use later::{
-    ContextParallelStrategy, ParallelismConfig, ParallelismSettings,
-    TensorParallelSettings, TorchTensorParallelPlugin,
-};
 pub use mixed_precision::MixedPrecision;
 pub use offload::{OffloadDevice, OffloadTarget};
+pub use parallelism::{
+    ContextParallelStrategy, ParallelismConfig, ParallelismSettings, TensorParallelSettings, TorchTensorParallelPlugin,
+};
 pub use power_sgd::PowerSGDState;
 pub use process_group::{InitProcessGroupKwargs, ProcessGroupSettings};
 pub use profile::{ProfileKwargs, ProfileSettings, ProfilerActivity, ScheduleOption};

@@ -6,7 +6,6 @@ use crate::names::spelled_enum;
 use crate::settings::record::record;
 use serde_json::{Map, Value};
 
-
 record! {
     /// How ranks are laid out along several axes (`ParallelismConfig` of the reference, `parallelism_config.py`). The sizes multiply
     /// to the number of ranks, and the last axis runs fastest: neighbours in number are neighbours along `tp`.
