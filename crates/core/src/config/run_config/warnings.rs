@@ -13,7 +13,7 @@ struct Condition {
     is_met: fn(&RunConfig) -> bool,
 }
 
-const CONDITIONS: [Condition; 7] = [
+const CONDITIONS: [Condition; 8] = [
     Condition {
         section: "grad_scaler_config",
         field: "",
