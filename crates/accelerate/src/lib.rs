@@ -28,6 +28,7 @@ mod engine;
 mod error;
 mod fp8;
 mod group;
+mod inference;
 #[doc(hidden)]
 pub mod launchers;
 mod local_sgd;
@@ -74,6 +75,7 @@ pub use checkpoint::SaveModelOptions;
 pub use engine::{CommHook, GradBucket};
 pub use error::{Error, Result};
 pub use group::{Group, ReduceOp};
+pub use inference::{PipelinedModel, PippyOptions, prepare_pippy};
 pub use launchers::{NotebookLauncherOptions, Workers, debug_launcher, notebook_launcher};
 pub use local_sgd::{LocalSGD, LocalSGDOptions};
 pub use memory::{ExecutableBatchSize, clear_device_cache, find_executable_batch_size};

@@ -16,6 +16,7 @@ pub mod lora;
 pub mod mesh;
 pub mod names;
 pub mod offload;
+pub mod pipeline;
 pub mod plan;
 pub mod power_sgd;
 pub mod profile;

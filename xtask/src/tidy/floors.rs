@@ -11,7 +11,7 @@ const SOURCE: &str = "crates/accelerate/src";
 /// From the roof down to the ground. Folders of one floor do not use each other. The table is the architecture: a new
 /// folder is put on a floor here and in `ARCHITECTURE.md`.
 const FLOORS: [&[&str]; 7] = [
-    &["documentation", "launchers", "local_sgd", "memory", "metrics", "testing"],
+    &["documentation", "inference", "launchers", "local_sgd", "memory", "metrics", "testing"],
     &["accelerator", "quantized_model"],
     &["checkpoint", "data", "engine", "fp8", "optim", "profile", "quant"],
     &["amp", "big_model", "logging", "lora", "session", "tracking"],

@@ -13,6 +13,7 @@ mod sequence_parallel;
 mod tensor_parallel;
 
 use crate::error::Result;
+use crate::group::Group;
 use crate::nn::{CheckpointOptions, ParamStore};
 use crate::session::{DeviceMesh, Engine};
 use accelerate_core::config::{
@@ -51,6 +52,15 @@ pub(crate) struct Start<'a> {
     pub(crate) tensor_parallel: Option<&'a TensorParallel>,
     /// Is the model evaluated only, so that it gets no gradients?
     pub(crate) evaluation_mode: bool,
+}
+
+/// Gives a model on all ranks the values of rank 0. Collective.
+///
+/// # Errors
+/// Ranks with different models.
+pub(crate) fn same_weights(group: &Group, store: &ParamStore) -> Result<()> {
+    replicate::check_same_model(group, store)?;
+    replicate::copy_from(group, store, 0)
 }
 
 /// The engine for a model, with its parameters made equal on all ranks. Collective.

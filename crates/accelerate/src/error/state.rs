@@ -269,6 +269,18 @@ pub(crate) enum StateError {
     )]
     NotWithTensorParallel { feature: &'static str },
 
+    #[error("prepare_pippy divides whole models into blocks, and found {what}; give it a model with its weights in memory, and data parallelism alone")]
+    NotPipelined { what: String },
+
+    #[error(
+        "the input of a pipelined model has tensors with {sizes:?} rows (dim 0); all of them need the same number, and at least one, because \
+         they go through the processes in chunks of rows"
+    )]
+    PipelinedRows { sizes: Vec<i64> },
+
+    #[error("`{parameter}` belongs to a block that rank {rank} computes, and is only there; ask the pipelined model on all ranks")]
+    OnAnotherStage { parameter: String, rank: usize },
+
     #[error("{feature} is not available where ranks divide sequences (cp_size, sp_size); use data parallelism alone")]
     NotWithDividedSequences { feature: &'static str },
 

@@ -65,6 +65,7 @@ mod named_layers;
 mod norm;
 mod param;
 mod path;
+mod pipelined;
 mod pool;
 mod replicated;
 mod rnn;
@@ -114,6 +115,7 @@ pub use norm::{GroupNorm, GroupNormConfig, LayerNorm, LayerNormConfig, RMSNorm, 
 pub use param::Param;
 pub(crate) use param::{Resident, Role, Storage, UnitMember, WeakParam};
 pub use path::{BufferOptions, Initial, Path, PathName};
+pub use pipelined::Pipelined;
 pub use pool::{AdaptiveAvgPool2d, AvgPool2d, Flatten, MaxPool2d};
 pub use rnn::{GRU, LSTM, RNNConfig};
 pub use script_module::ScriptModule;

@@ -44,6 +44,18 @@ pub(crate) enum ConfigErrorKind {
     IncompleteDegree { world_size: usize, degree: usize },
     #[error("cp_size and sp_size are both above 1, and both divide the same sequences; leave one of them at 1")]
     TwoWaysToDivideSequences,
+    #[error("{num_blocks} blocks of the model are too few for {num_stages} processes; start fewer processes")]
+    FewBlocks { num_blocks: usize, num_stages: usize },
+    #[error(
+        "split_points has {num_points} points, and there are {num_stages} processes; give one point fewer than processes, each a block at \
+         which the next process goes on"
+    )]
+    SplitPoints { num_points: usize, num_stages: usize },
+    #[error(
+        "split_points has {point:?}, which {}; give paths of blocks in their order, without the first",
+        if *is_block { "comes before the point in front of it, or is the first block" } else { "is no block of the model" }
+    )]
+    SplitPoint { point: String, is_block: bool },
     #[error("{field} is on NVMe, but its folder is empty text; name a folder on that disk, for example /local_nvme")]
     NoFolder { field: &'static str },
     #[error(
@@ -99,7 +111,11 @@ impl ConfigErrorKind {
             Self::DeepSpeedWithAxis { field, .. } | Self::OneWord { field, .. } => vec![field],
             Self::NoSequenceLength => vec!["sp_seq_length_is_variable", "sp_seq_length"],
             Self::IncompleteDegree { .. } => vec!["tensor_parallel_degree"],
-            Self::MeshIsNotWorld { .. } | Self::MeshAxis { .. } => Vec::new(),
+            Self::MeshIsNotWorld { .. }
+            | Self::MeshAxis { .. }
+            | Self::FewBlocks { .. }
+            | Self::SplitPoints { .. }
+            | Self::SplitPoint { .. } => Vec::new(),
             Self::NoMsamp => vec!["backend"],
             Self::E5M2Everywhere => vec!["fp8_format"],
             Self::TwoWaysToDivideSequences => vec!["cp_size", "sp_size"],

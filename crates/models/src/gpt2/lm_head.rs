@@ -5,8 +5,9 @@ use crate::causal_lm::last_logits;
 use crate::{CausalLM, CausalLMInput, CausalLMOutput, KeyValueCache, PretrainedModel};
 use accelerate::Result;
 use accelerate::TensorParallelPlan;
-use accelerate::nn::{Init, Linear, LinearConfig, Module, ParamStore, Path};
+use accelerate::nn::{Init, Linear, LinearConfig, Module, ParamStore, Path, Pipelined};
 use accelerate::tch::{self, Tensor};
+use std::ops::Range;
 
 /// `transformers.GPT2LMHeadModel`, by names and numbers.
 ///
@@ -76,6 +77,25 @@ impl Module for GPT2LMHeadModel {
     /// Heads of attention and inner features are divided, and the vocabulary.
     fn tensor_parallel_plan(&self) -> Option<TensorParallelPlan> {
         Some(self.config.tensor_parallel_plan())
+    }
+}
+
+/// Logits of [`CausalLMOutput`]; labels are not looked at.
+impl Pipelined for GPT2LMHeadModel {
+    fn block_paths(&self) -> Vec<String> {
+        self.transformer.block_paths()
+    }
+
+    fn begin(&self, input: &CausalLMInput) -> Result<Vec<Tensor>> {
+        self.transformer.begin(&input.input_ids, input.attention_mask.as_ref())
+    }
+
+    fn blocks(&self, blocks: Range<usize>, carried: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        self.transformer.through(blocks, carried)
+    }
+
+    fn end(&self, carried: Vec<Tensor>) -> Result<Tensor> {
+        self.lm_head.forward(&self.transformer.end(&carried)?)
     }
 }
 

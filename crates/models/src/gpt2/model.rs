@@ -10,6 +10,7 @@ use accelerate::nn::{
 };
 use accelerate::tch::Tensor;
 use accelerate::{Error, Result};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// `transformers.GPT2Model`: a vector for each token, which has seen the tokens before it.
@@ -33,6 +34,7 @@ pub struct GPT2Model {
     blocks: Vec<Checkpointed<Block>>,
     ln_f: LayerNorm,
     attention: ScaledDotProductAttention,
+    path: Path,
 }
 
 impl GPT2Model {
@@ -52,6 +54,7 @@ impl GPT2Model {
             blocks: (0..config.n_layer).map(block).collect::<Result<_>>()?,
             ln_f: layer_norm(&(path / "ln_f"), config)?,
             attention: ScaledDotProductAttention::new(path),
+            path: path.clone(),
         })
     }
 
@@ -67,19 +70,39 @@ impl GPT2Model {
     /// # Errors
     /// A token that the model does not have; texts longer than it allows.
     pub fn forward(&self, input_ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Tensor> {
-        let ((_, length), device, kernel) = (input_ids.size2()?, input_ids.device(), self.attention_kernel());
-        let positions = own_positions(&*kernel, length, device)?;
-        let mask = Mask::of_own_tokens(&*kernel, length, attention_mask, None, device)?;
-        let (is_causal, mask) = (matches!(mask, Mask::Causal), mask.tensor());
+        let carried = self.begin(input_ids, attention_mask)?;
+        self.end(&self.through(0..self.blocks.len(), carried)?)
+    }
+
+    pub(super) fn block_paths(&self) -> Vec<String> {
+        (0..self.blocks.len()).map(|layer| (&self.path / "h" / layer).name().to_owned()).collect()
+    }
+
+    /// What goes from block to block: vectors `[batch, length, n_embd]`, and the mask if there is one.
+    pub(super) fn begin(&self, input_ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Vec<Tensor>> {
+        let ((_, length), kernel) = (input_ids.size2()?, self.attention_kernel());
+        let positions = own_positions(&*kernel, length, input_ids.device())?;
         let hidden = self.embed(input_ids, &positions)?;
-        let hidden = self.blocks.iter().try_fold(hidden, |hidden, block| {
-            let inputs: Vec<&Tensor> = std::iter::once(&hidden).chain(mask).collect();
+        Ok(std::iter::once(hidden).chain(attention_mask.map(Tensor::shallow_clone)).collect())
+    }
+
+    /// Some of the blocks.
+    pub(super) fn through(&self, blocks: Range<usize>, mut carried: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        let ((_, length, _), device, kernel) = (carried[0].size3()?, carried[0].device(), self.attention_kernel());
+        let mask = Mask::of_own_tokens(&*kernel, length, carried.get(1), None, device)?;
+        let (is_causal, mask) = (matches!(mask, Mask::Causal), mask.tensor());
+        for block in &self.blocks[blocks] {
+            let inputs: Vec<&Tensor> = std::iter::once(&carried[0]).chain(mask).collect();
             let kernel = Arc::clone(&kernel);
-            block.call(&inputs, move |block, inputs| {
+            carried[0] = block.call(&inputs, move |block, inputs| {
                 block.forward(&inputs[0], &Mask::of(is_causal, inputs.get(1)), &*kernel, None)
-            })
-        })?;
-        self.ln_f.forward(&hidden)
+            })?;
+        }
+        Ok(carried)
+    }
+
+    pub(super) fn end(&self, carried: &[Tensor]) -> Result<Tensor> {
+        self.ln_f.forward(&carried[0])
     }
 
     /// The same for tokens that come after those in `cache`; positions count tokens alone.

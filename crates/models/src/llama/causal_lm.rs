@@ -6,8 +6,9 @@ use crate::causal_lm::last_logits;
 use crate::{CausalLM, CausalLMInput, CausalLMOutput, KeyValueCache, PretrainedModel};
 use accelerate::Result;
 use accelerate::TensorParallelPlan;
-use accelerate::nn::{Linear, Module, ParamStore, Path};
+use accelerate::nn::{Linear, Module, ParamStore, Path, Pipelined};
 use accelerate::tch::{self, Tensor};
+use std::ops::Range;
 
 /// `transformers.LlamaForCausalLM`, `MistralForCausalLM` or `Qwen2ForCausalLM`, by names and numbers.
 ///
@@ -73,6 +74,25 @@ impl Module for LlamaForCausalLM {
     /// Heads of attention and inner features are divided, and the vocabulary.
     fn tensor_parallel_plan(&self) -> Option<TensorParallelPlan> {
         Some(self.config.tensor_parallel_plan())
+    }
+}
+
+/// Logits of [`CausalLMOutput`]; labels are not looked at.
+impl Pipelined for LlamaForCausalLM {
+    fn block_paths(&self) -> Vec<String> {
+        self.model.block_paths()
+    }
+
+    fn begin(&self, input: &CausalLMInput) -> Result<Vec<Tensor>> {
+        self.model.begin(&input.input_ids, input.attention_mask.as_ref())
+    }
+
+    fn blocks(&self, blocks: Range<usize>, carried: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        self.model.through(blocks, carried)
+    }
+
+    fn end(&self, carried: Vec<Tensor>) -> Result<Tensor> {
+        self.lm_head.forward(&self.model.end(&carried)?)
     }
 }
 

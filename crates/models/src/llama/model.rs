@@ -10,6 +10,7 @@ use accelerate::nn::{
 };
 use accelerate::tch::Tensor;
 use accelerate::{Error, Result};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// `transformers.LlamaModel`, `MistralModel` or `Qwen2Model`: a vector for each token, which has seen the tokens before it.
@@ -35,6 +36,7 @@ pub struct LlamaModel {
     norm: RMSNorm,
     rotary: RotaryEmbedding,
     attention: ScaledDotProductAttention,
+    path: Path,
 }
 
 impl LlamaModel {
@@ -55,6 +57,7 @@ impl LlamaModel {
             norm: rms_norm(path / "norm", config)?,
             rotary: RotaryEmbedding::new(config)?,
             attention: ScaledDotProductAttention::new(path),
+            path: path.clone(),
         })
     }
 
@@ -70,24 +73,44 @@ impl LlamaModel {
     /// # Errors
     /// A token that the model does not have.
     pub fn forward(&self, input_ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Tensor> {
-        let ((_, length), kernel) = (input_ids.size2()?, self.attention_kernel());
+        let carried = self.begin(input_ids, attention_mask)?;
+        self.end(&self.through(0..self.layers.len(), carried)?)
+    }
+
+    pub(super) fn block_paths(&self) -> Vec<String> {
+        (0..self.layers.len()).map(|layer| (&self.path / "layers" / layer).name().to_owned()).collect()
+    }
+
+    /// What goes from layer to layer: vectors `[batch, length, hidden_size]`, and the mask if there is one.
+    pub(super) fn begin(&self, input_ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Vec<Tensor>> {
+        let (_batch, _length) = input_ids.size2()?;
         let hidden = self.embed_tokens.forward(input_ids)?;
-        let positions = own_positions(&*kernel, length, input_ids.device())?.f_unsqueeze(0)?;
-        let Angles { cos, sin } = self.rotary.at(&positions, hidden.f_kind()?)?;
-        let device = input_ids.device();
-        let mask = |window| Mask::of_own_tokens(&*kernel, length, attention_mask, window, device);
+        Ok(std::iter::once(hidden).chain(attention_mask.map(Tensor::shallow_clone)).collect())
+    }
+
+    /// Some of the layers.
+    pub(super) fn through(&self, layers: Range<usize>, mut carried: Vec<Tensor>) -> Result<Vec<Tensor>> {
+        let ((_, length, _), device, kernel) = (carried[0].size3()?, carried[0].device(), self.attention_kernel());
+        let positions = own_positions(&*kernel, length, device)?.f_unsqueeze(0)?;
+        let Angles { cos, sin } = self.rotary.at(&positions, carried[0].f_kind()?)?;
+        let attention_mask = carried.get(1).map(Tensor::shallow_clone);
+        let mask = |window| Mask::of_own_tokens(&*kernel, length, attention_mask.as_ref(), window, device);
         let masks = Masks::new(&self.windows, mask)?;
-        let hidden = self.layers.iter().enumerate().try_fold(hidden, |hidden, (index, layer)| {
+        for index in layers {
             let mask = masks.of_layer(index);
             let is_causal = matches!(mask, Mask::Causal);
-            let inputs: Vec<&Tensor> = [&hidden, &cos, &sin].into_iter().chain(mask.tensor()).collect();
+            let inputs: Vec<&Tensor> = [&carried[0], &cos, &sin].into_iter().chain(mask.tensor()).collect();
             let kernel = Arc::clone(&kernel);
-            layer.call(&inputs, move |layer, inputs| {
+            carried[0] = self.layers[index].call(&inputs, move |layer, inputs| {
                 let angles = Angles { cos: inputs[1].shallow_clone(), sin: inputs[2].shallow_clone() };
                 layer.forward(&inputs[0], &angles, &Mask::of(is_causal, inputs.get(3)), &*kernel, None)
-            })
-        })?;
-        self.norm.forward(&hidden)
+            })?;
+        }
+        Ok(carried)
+    }
+
+    pub(super) fn end(&self, carried: &[Tensor]) -> Result<Tensor> {
+        self.norm.forward(&carried[0])
     }
 
     /// The same for tokens that come after those in `cache`; positions count tokens alone.
