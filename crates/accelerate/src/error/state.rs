@@ -269,7 +269,9 @@ pub(crate) enum StateError {
     )]
     NotWithTensorParallel { feature: &'static str },
 
-    #[error("prepare_pippy divides whole models into blocks, and found {what}; give it a model with its weights in memory, and data parallelism alone")]
+    #[error(
+        "prepare_pippy divides whole models into blocks, and found {what}; give it a model with its weights in memory, and data parallelism alone"
+    )]
     NotPipelined { what: String },
 
     #[error(
@@ -278,7 +280,9 @@ pub(crate) enum StateError {
     )]
     PipelinedRows { sizes: Vec<i64> },
 
-    #[error("`{parameter}` belongs to a block that rank {rank} computes, and is only there; ask the pipelined model on all ranks")]
+    #[error(
+        "`{parameter}` belongs to a block that rank {rank} computes, and is only there; ask the pipelined model on all ranks"
+    )]
     OnAnotherStage { parameter: String, rank: usize },
 
     #[error("{feature} is not available where ranks divide sequences (cp_size, sp_size); use data parallelism alone")]
