@@ -4,19 +4,24 @@
 //! computes a chunk while the next one computes the chunk before.
 
 use crate::accelerator::Accelerator;
+use crate::amp::{MixedPrecision, Precision};
 use crate::engine::same_weights;
 use crate::error::{Error, Result, StateError};
 use crate::group::Group;
-use crate::nn::{Param, Pipelined, Storage};
+use crate::nn::{Init, Param, Pipelined, Resident, Storage, is_floating};
 use crate::tensor_tree::{Parcel, TensorTree};
 use accelerate_core::mesh::Axis;
 use accelerate_core::pipeline::{balanced_stages, rows_of_chunk, stages_from_points};
 use std::fmt;
 use std::ops::Range;
 use tch::{Kind, Tensor};
+use torch_ext::file::aligned_bytes;
 use torch_ext::scalar;
 
 const OP: &str = "pipelined forward";
+
+/// Tensors are used where they lie in what was sent.
+const PARCEL_ALIGNMENT: usize = 64;
 
 /// What [`prepare_pippy`] may be told; defaults are the reference's.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,7 +38,7 @@ pub struct PippyOptions {
 /// Makes a model ready for inference by all processes, each of which computes some of its blocks (`prepare_pippy` of the reference).
 ///
 /// All processes begin with the weights of the first. Each keeps its blocks, and what belongs to no block; the memory of all other blocks is
-/// free afterwards. The model is in evaluation mode, and its parameters cannot be trained, saved or loaded any more. Collective.
+/// free afterwards. The model computes in the accelerator's precision and is in evaluation mode, and its parameters cannot be trained, saved or loaded any more. Collective.
 ///
 /// In the reference a graph of the model is traced with example inputs; a Rust model says itself what its blocks are, by [`Pipelined`].
 ///
@@ -95,24 +100,39 @@ pub fn prepare_pippy<M: Pipelined>(
     group.agree("prepare_pippy", &description, "give all processes the same options")?;
     same_weights(group, model.params())?;
     let stage = stages[group.rank()].clone();
-    for (block, path) in paths.iter().enumerate().filter(|(block, _)| !stage.contains(block)) {
-        let owner = stages.iter().position(|stage| stage.contains(&block)).unwrap_or_default();
-        for param in params_of(&model, path) {
-            let absent = Absent::new(&param, owner)?;
-            drop(param.replace_storage(Box::new(absent)));
-        }
-    }
+    group.agree_on_success("prepare_pippy", leave_to_others(&model, &paths, &stages, &stage))?;
     torch_ext::storage::release_free_memory();
     model.params().eval();
     let [before, after] = neighbours(group)?;
     let group = group.clone();
-    Ok(PipelinedModel { model, group, before, after, stage, num_chunks, gather_output: options.gather_output })
+    let (precision, gather_output) = (accelerator.precision(), options.gather_output);
+    Ok(PipelinedModel { model, group, before, after, stage, num_chunks, gather_output, precision })
+}
+
+/// Frees the blocks of other processes.
+fn leave_to_others<M: Pipelined>(
+    model: &M,
+    paths: &[String],
+    stages: &[Range<usize>],
+    own: &Range<usize>,
+) -> Result<()> {
+    for (block, path) in paths.iter().enumerate().filter(|(block, _)| !own.contains(block)) {
+        let owner = stages.iter().position(|stage| stage.contains(&block)).unwrap_or_default();
+        for param in params_of(model, path) {
+            let absent = Absent::new(&param, owner)?;
+            drop(param.replace_storage(Box::new(absent)));
+        }
+    }
+    Ok(())
 }
 
 fn check<M: Pipelined>(accelerator: &Accelerator, model: &M) -> Result<()> {
     let mesh = accelerator.mesh();
     if let Some(axis) = [Axis::Tp, Axis::Cp, Axis::Sp].into_iter().find(|&axis| 1 < mesh.size(axis)) {
         return Err(StateError::NotPipelined { what: format!("ranks along {}", axis.name()) }.into());
+    }
+    if accelerator.mixed_precision() == MixedPrecision::Fp8 {
+        return Err(StateError::NotPipelined { what: "mixed_precision fp8".to_owned() }.into());
     }
     let all = model.params().parameters_and_buffers();
     match all.iter().find(|param| param.is_deferred() || param.is_dispatched() || param.is_stored_as_several()) {
@@ -163,6 +183,7 @@ pub struct PipelinedModel<M> {
     stage: Range<usize>,
     num_chunks: usize,
     gather_output: bool,
+    precision: Precision,
 }
 
 impl<M: Pipelined> PipelinedModel<M>
@@ -195,56 +216,58 @@ where
             let begun = match &self.before {
                 None => {
                     let input = rows_of(input, chunk * chunk_rows, chunk_rows, num_rows);
-                    Some(input.and_then(|input| self.model.begin(&input)))
+                    Some(input.and_then(|input| self.precision.autocast(|| self.model.begin(&input))?))
                 }
-                Some(before) => self.receive(before)?.map(Ok),
+                Some(before) => self.unpacked(receive(before)?).transpose(),
             };
             let carried = begun.map(|begun| begun.and_then(|carried| self.own_blocks(carried, &mut outputs)));
-            let carried = carried.transpose().unwrap_or_else(|error| {
+            let packed = carried.map(|carried| pack(&carried?)).transpose().unwrap_or_else(|error| {
                 failed.get_or_insert(error);
                 None
             });
             if let Some(after) = &self.after {
-                send(after, carried.as_deref())?;
+                send(after, packed)?;
             }
         }
-        self.group.agree_on_success(OP, failed.map_or(Ok(()), Err))?;
-        let output = match rank + 1 == world_size {
-            true => Some(Tensor::f_cat(&outputs, 0)?.f_narrow(0, 0, num_rows)?),
-            false => None,
+        let output = match (failed, rank + 1 == world_size) {
+            (Some(error), _) => Err(error),
+            (None, true) => joined(&outputs, num_rows).map(Some),
+            (None, false) => Ok(None),
         };
-        if self.gather_output { self.gather(output).map(Some) } else { Ok(output) }
+        let packed = output.and_then(|output| {
+            let packed =
+                output.as_ref().filter(|_| self.gather_output).map(|output| pack(std::slice::from_ref(output)));
+            Ok((output, packed.transpose()?))
+        });
+        let (output, packed) = self.group.agree_on_success(OP, packed)?;
+        if !self.gather_output {
+            return Ok(output);
+        }
+        let sent = broadcast(&self.group, packed, world_size - 1)?;
+        match (output, sent) {
+            (Some(output), _) => Ok(Some(output)),
+            (None, bytes) => Ok(self.unpacked(bytes)?.and_then(|mut tensors| tensors.pop())),
+        }
     }
 
     /// What goes on to the next process; on the last one nothing, but one more output.
     fn own_blocks(&self, carried: Vec<Tensor>, outputs: &mut Vec<Tensor>) -> Result<Vec<Tensor>> {
-        let carried = self.model.blocks(self.stage.clone(), carried)?;
+        let carried = self.precision.autocast(|| self.model.blocks(self.stage.clone(), carried))??;
         if self.after.is_some() {
             return Ok(carried);
         }
-        outputs.push(self.model.end(carried)?);
+        let output = self.precision.autocast(|| self.model.end(carried))??;
+        outputs.push(self.precision.cast_outputs(output)?);
         Ok(Vec::new())
     }
 
-    /// What the process before this one has made of a chunk; `None` if that has failed.
-    fn receive(&self, before: &Group) -> Result<Option<Vec<Tensor>>> {
+    /// Tensors that another process has packed, where this model is computed; `None` if that has failed.
+    fn unpacked(&self, bytes: Option<Tensor>) -> Result<Option<Vec<Tensor>>> {
+        let Some(bytes) = bytes else { return Ok(None) };
         let device = self.model.params().device();
-        let mut parcel = broadcast(before, &Parcel::default(), 0)?;
-        let Some(count) = parcel.take::<Option<usize>>()? else { return Ok(None) };
-        let tensors = (0..count).map(|_| Ok(parcel.take_tensor()?.f_to_device(device)?));
-        tensors.collect::<Result<_>>().map(Some)
-    }
-
-    fn gather(&self, output: Option<Tensor>) -> Result<Tensor> {
-        let last = self.group.world_size() - 1;
-        let mut parcel = Parcel::default();
-        output.iter().for_each(|output| parcel.put_tensor(output));
-        let device = self.model.params().device();
-        let mut sent = broadcast(&self.group, &parcel, last)?;
-        match output {
-            Some(output) => Ok(output),
-            None => Ok(sent.take_tensor()?.f_to_device(device)?),
-        }
+        let mut parcel = Parcel::from_bytes(&bytes)?;
+        let count = parcel.take::<usize>()?;
+        (0..count).map(|_| Ok(parcel.take_tensor()?.f_to_device(device)?)).collect::<Result<_>>().map(Some)
     }
 }
 
@@ -278,25 +301,42 @@ fn rows_of<I: TensorTree>(input: &I, first: i64, count: i64, num_rows: i64) -> R
     })
 }
 
-/// Sends what a chunk has become to the second process of a pair; `None` says that it has failed.
-fn send(pair: &Group, carried: Option<&[Tensor]>) -> Result<()> {
-    let mut parcel = Parcel::default();
-    parcel.put(&carried.map(<[Tensor]>::len))?;
-    carried.into_iter().flatten().for_each(|tensor| parcel.put_tensor(tensor));
-    broadcast(pair, &parcel, 0).map(drop)
+/// All rows of the outputs of chunks, without those that were repeated.
+fn joined(outputs: &[Tensor], num_rows: i64) -> Result<Tensor> {
+    Ok(Tensor::f_cat(outputs, 0)?.f_narrow(0, 0, num_rows)?)
 }
 
-/// The parcel of process `source` of a group. Collective.
-fn broadcast(group: &Group, parcel: &Parcel, source: usize) -> Result<Parcel> {
-    let own = (group.rank() == source).then(|| parcel.to_bytes()).transpose()?;
+fn pack(tensors: &[Tensor]) -> Result<Tensor> {
+    let mut parcel = Parcel::default();
+    parcel.put(&tensors.len())?;
+    tensors.iter().for_each(|tensor| parcel.put_tensor(tensor));
+    parcel.to_bytes()
+}
+
+/// Sends what a chunk has become to the second process of a pair; `None` says that it has failed. Collective.
+fn send(pair: &Group, packed: Option<Tensor>) -> Result<()> {
+    broadcast(pair, packed, 0).map(drop)
+}
+
+/// What the first process of a pair sends. Collective.
+fn receive(pair: &Group) -> Result<Option<Tensor>> {
+    broadcast(pair, None, 0)
+}
+
+/// The bytes of process `source` of a group, if it has some; those that other processes give do not count. Collective: nothing but that
+/// fails on one process alone.
+fn broadcast(group: &Group, packed: Option<Tensor>, source: usize) -> Result<Option<Tensor>> {
+    let own = packed.filter(|_| group.rank() == source);
     let length = Tensor::f_from_slice(&[own.as_ref().map_or(0, |bytes| bytes.numel() as i64)])?;
     group.broadcast(&length, source)?;
-    let bytes = match own {
-        Some(bytes) => bytes,
-        None => torch_ext::file::aligned_bytes(usize::try_from(i64::try_from(&length)?).map_err(Error::other)?, 64)?,
-    };
+    let num_bytes = usize::try_from(i64::try_from(&length)?).map_err(Error::other)?;
+    if num_bytes == 0 {
+        return Ok(None);
+    }
+    let bytes = own.map_or_else(|| Ok(aligned_bytes(num_bytes, PARCEL_ALIGNMENT)?), Ok);
+    let bytes = group.agree_on_success(OP, bytes)?;
     group.broadcast(&bytes, source)?;
-    Parcel::from_bytes(&bytes)
+    Ok(Some(bytes))
 }
 
 /// In place of a parameter of a block that another process computes.
@@ -311,7 +351,7 @@ struct Absent {
 impl Absent {
     fn new(param: &Param, owner: usize) -> Result<Self> {
         let (kind, device) = (param.kind(), param.local().device());
-        let element = match crate::nn::is_floating(kind) {
+        let element = match is_floating(kind) {
             true => scalar::full(&[1], f64::NAN, (kind, device))?,
             false => Tensor::f_zeros([1], (kind, device))?,
         };
@@ -337,6 +377,11 @@ impl Storage for Absent {
         self.refuse()
     }
 
+    /// Whoever asks for what this process owns of the parameter loads it first.
+    fn load(&self) -> Result<Option<Box<dyn Resident>>> {
+        self.refuse()
+    }
+
     fn overwrite(&self, _full: &Tensor) -> Result<()> {
         self.refuse()
     }
@@ -345,7 +390,7 @@ impl Storage for Absent {
         self.refuse()
     }
 
-    fn initialise(&self, _row: Option<i64>, _init: crate::nn::Init) -> Result<()> {
+    fn initialise(&self, _row: Option<i64>, _init: Init) -> Result<()> {
         self.refuse()
     }
 }

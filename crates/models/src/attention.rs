@@ -1,8 +1,8 @@
 //! What the models' attention has in common: positions, what a token may look at, and the product itself.
 
-use accelerate::Result;
 use accelerate::nn::{AttentionKernel, AttentionOptions, DividedSequence};
 use accelerate::tch::{Device, Kind, Tensor};
+use accelerate::{Error, Result};
 use std::ops::Range;
 use torch_ext::scalar;
 
@@ -66,6 +66,19 @@ impl Mask {
         }
     }
 
+    /// Texts are continued with all of their tokens.
+    ///
+    /// # Errors
+    /// Ranks divide the sequence.
+    pub(crate) fn check_goes_on(kernel: &dyn AttentionKernel) -> Result<()> {
+        match kernel.sequence() {
+            None => Ok(()),
+            Some(_) => Err(Error::other(
+                "a text is continued within maybe_context_parallel, where this rank has some of its tokens alone; generate before or after it",
+            )),
+        }
+    }
+
     /// Rows for the queries that the kernel wants them for, columns for all tokens of the sequence.
     fn of_sequence(
         sequence: &dyn DividedSequence,
@@ -75,6 +88,13 @@ impl Mask {
     ) -> Result<Self> {
         let num_keys = sequence.length();
         let window = window.filter(|window| *window < num_keys);
+        // A mask of tokens alone, as collators make, hides none; it would cost the kernel that needs no scores.
+        let attention_mask = attention_mask.map(|own| sequence.gather(own, 1)).transpose()?;
+        let hides = |mask: &Tensor| Ok::<_, Error>(scalar::ne(mask, 0)?.f_all()?.f_int64_value(&[])? == 0);
+        let attention_mask = match attention_mask {
+            Some(mask) if hides(&mask)? => Some(mask),
+            _ => None,
+        };
         if attention_mask.is_none() && window.is_none() {
             return Ok(Self::Causal);
         }
@@ -87,7 +107,7 @@ impl Mask {
         let seen = seen.f_unsqueeze(0)?.f_unsqueeze(0)?;
         let Some(attention_mask) = attention_mask else { return Ok(Self::Tensor(seen)) };
         let own = keys.f_eq_tensor(&queries)?;
-        Ok(Self::Tensor(of_tokens(&seen, &sequence.gather(attention_mask, 1)?, &own)?))
+        Ok(Self::Tensor(of_tokens(&seen, &attention_mask, &own)?))
     }
 
     /// For `num_queries` tokens that come after `num_past` others. `attention_mask [batch, num_past + num_queries]` is 1 for a

@@ -4,7 +4,7 @@
 
 use accelerate::nn::{Module, ParamStore, Pipelined};
 use accelerate::tch::{Device, Kind, Tensor, no_grad};
-use accelerate::{Accelerator, PippyOptions, prepare_pippy, testing};
+use accelerate::{Accelerator, MixedPrecision, PippyOptions, PrepareModelOptions, prepare_pippy, testing};
 use accelerate_models::gpt2::{GPT2Config, GPT2LMHeadModel};
 use accelerate_models::llama::{LlamaConfig, LlamaForCausalLM};
 use accelerate_models::{CausalLMInput, CausalLMOutput};
@@ -150,6 +150,84 @@ fn a_process_that_fails_is_told_on_all_of_them_and_the_next_pass_is_right() {
         Ok(())
     })
     .unwrap();
+}
+
+/// The output of a chunk has fewer rows than the chunk.
+struct Shrinking(GPT2LMHeadModel);
+
+impl Module for Shrinking {
+    type Input = CausalLMInput;
+    type Output = CausalLMOutput;
+
+    fn forward(&self, input: &CausalLMInput) -> accelerate::Result<CausalLMOutput> {
+        self.0.forward(input)
+    }
+
+    fn params(&self) -> &ParamStore {
+        self.0.params()
+    }
+}
+
+impl Pipelined for Shrinking {
+    fn block_paths(&self) -> Vec<String> {
+        self.0.block_paths()
+    }
+
+    fn begin(&self, input: &CausalLMInput) -> accelerate::Result<Vec<Tensor>> {
+        self.0.begin(input)
+    }
+
+    fn blocks(&self, blocks: std::ops::Range<usize>, carried: Vec<Tensor>) -> accelerate::Result<Vec<Tensor>> {
+        self.0.blocks(blocks, carried)
+    }
+
+    fn end(&self, carried: Vec<Tensor>) -> accelerate::Result<Tensor> {
+        Ok(self.0.end(carried)?.narrow(0, 0, 1))
+    }
+}
+
+#[test]
+fn outputs_with_too_few_rows_are_an_error_on_all_ranks() {
+    testing::ranks(3, Accelerator::builder().cpu(true), |accelerator| {
+        let options = PippyOptions { gather_output: true, ..Default::default() };
+        let model = prepare_pippy(&accelerator, Shrinking(gpt2(1)), &options)?;
+        assert!(model.forward(&input(6, false)).is_err());
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn blocks_of_other_ranks_are_not_saved_as_something_else() {
+    testing::ranks(2, Accelerator::builder().cpu(true), |accelerator| {
+        let model = gpt2(1);
+        let store = model.params().clone();
+        let _model = prepare_pippy(&accelerator, model, &PippyOptions::default())?;
+        let error = store.sharded_state_dict().err().unwrap().to_string();
+        assert!(error.contains("belongs to a block that rank"), "{error}");
+        Ok(())
+    })
+    .unwrap();
+}
+
+#[test]
+fn passes_are_in_the_precision_of_the_accelerator() {
+    let builder = || Accelerator::builder().cpu(true).mixed_precision(MixedPrecision::Bf16);
+    let wanted = testing::ranks(1, builder(), |accelerator| {
+        let model =
+            accelerator.prepare_model(gpt2(7), PrepareModelOptions { evaluation_mode: true, ..Default::default() })?;
+        model.params().eval();
+        let logits = no_grad(|| model.forward(&input(4, true)))?.logits;
+        Ok(Vec::<f32>::try_from(logits.reshape([-1]))?)
+    });
+    let found = testing::ranks(2, builder(), |accelerator| {
+        let model = prepare_pippy(&accelerator, gpt2(7), &PippyOptions::default())?;
+        let logits = model.forward(&input(4, true))?;
+        Ok(logits.map(|logits| Vec::<f32>::try_from(logits.reshape([-1]))).transpose()?)
+    });
+    let (wanted, found) = (wanted.unwrap().swap_remove(0), found.unwrap().swap_remove(1).unwrap());
+    assert!(wanted.iter().zip(&found).all(|(a, b)| (a - b).abs() < 2e-2));
+    assert!(found.iter().all(|value| value.to_bits() & 0xffff == 0), "logits of bfloat16 have no further digits");
 }
 
 #[test]

@@ -229,6 +229,44 @@ fn bfloat16_and_checkpointed_activations_stay_within_their_spread(#[case] axis: 
     }
 }
 
+/// A mask takes ring attention the way that makes scores, which are added up in 32 bits whatever autocast says.
+#[rstest]
+fn masks_in_bfloat16_are_as_precise_as_on_one_rank(#[values("sp", "cp", "ring")] axis: &str) {
+    let logits = |accelerator: Accelerator| {
+        let model = accelerator.prepare(llama(Some(5)))?;
+        let batch = input(&accelerator, 0, Data::Ragged);
+        accelerator.maybe_context_parallel(&batch, &Default::default(), |own| {
+            let logits = tch::no_grad(|| model.forward(&own))?.logits;
+            let logits = accelerator.gather_sequence(&logits, 1)?;
+            Ok(Vec::<f64>::try_from(logits.to_kind(Kind::Double).reshape([-1]))?)
+        })
+    };
+    let precise = testing::ranks(1, one(), logits).unwrap().swap_remove(0);
+    let bf16 = |axes: AcceleratorBuilder| axes.mixed_precision(MixedPrecision::Bf16);
+    let distance = |found: &[f64]| found.iter().zip(&precise).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+    let wanted = distance(&testing::ranks(1, bf16(one()), logits).unwrap()[0]);
+    for own in testing::ranks(2, bf16(builder(axis, 1, false)), logits).unwrap() {
+        assert!(distance(&own) < 1.3 * wanted, "{} and {wanted}", distance(&own));
+    }
+}
+
+/// Collators make masks where there is nothing to hide.
+#[rstest]
+fn a_mask_of_tokens_alone_is_no_mask(#[values("sp", "cp")] axis: &str) {
+    testing::ranks(2, builder(axis, 1, false), |accelerator| {
+        let model = accelerator.prepare(llama(Some(5)))?;
+        let plain = input(&accelerator, 0, Data::Plain);
+        let mask = Some(plain.input_ids.ones_like());
+        let masked = CausalLMInput { attention_mask: mask, ..input(&accelerator, 0, Data::Plain) };
+        let loss = |batch: &CausalLMInput| {
+            accelerator.maybe_context_parallel(batch, &Default::default(), |own| Ok(model.forward(&own)?.loss))
+        };
+        assert_eq!(loss(&plain)?, loss(&masked)?);
+        Ok(())
+    })
+    .unwrap();
+}
+
 /// Saved in the middle of a run by one mesh, loaded by another, which goes on as one rank would.
 #[rstest]
 fn a_checkpoint_goes_on_in_any_mesh(
@@ -297,7 +335,7 @@ fn whole_sequences_are_computed_as_on_one_rank(#[case] axis: &str) {
 #[test]
 fn what_cannot_be_divided_is_named_on_every_rank() {
     type Case = (&'static str, &'static str, fn(&Accelerator) -> Result<()>);
-    let cases: [Case; 6] = [
+    let cases: [Case; 10] = [
         ("sp", "3 heads of attention do not divide among 2 ranks", |accelerator| {
             backward(accelerator, &accelerator.prepare(gpt2(3))?, &input(accelerator, 0, Data::Plain)).map(drop)
         }),
@@ -312,6 +350,41 @@ fn what_cannot_be_divided_is_named_on_every_rank() {
             let model = accelerator.prepare(llama(None))?;
             let whole = input(accelerator, 0, Data::Plain);
             accelerator.maybe_context_parallel(&whole, &Default::default(), |_| model.forward(&whole).map(drop))
+        }),
+        ("cp", "generate before or after", |accelerator| {
+            let model = accelerator.prepare(llama(None))?;
+            let _tokens = accelerator.maybe_context_parallel(
+                &input(accelerator, 0, Data::Plain),
+                &Default::default(),
+                |own| {
+                    generate(
+                        &*model,
+                        &own.input_ids,
+                        None,
+                        &GenerationConfig { max_new_tokens: 1, ..Default::default() },
+                    )
+                },
+            )?;
+            Ok(())
+        }),
+        ("sp", "a model that has not been prepared", |accelerator| {
+            let (prepared, other) = (accelerator.prepare(llama(None))?, llama(None));
+            accelerator.maybe_context_parallel(&input(accelerator, 0, Data::Plain), &Default::default(), |own| {
+                prepared.forward(&own)?;
+                other.forward(&own).map(drop)
+            })
+        }),
+        ("cp", "gather_sequence is called outside of maybe_context_parallel", |accelerator| {
+            accelerator.gather_sequence(&Tensor::from_slice(&[1i64]), 0).map(drop)
+        }),
+        ("cp", "they are some tokens of each rank", |accelerator| {
+            let model = accelerator.prepare(llama(None))?;
+            let plain = input(accelerator, 0, Data::Plain);
+            let tokens = accelerator.maybe_context_parallel(&plain, &Default::default(), |own| {
+                model.forward(&own)?;
+                Ok(own.input_ids)
+            })?;
+            accelerator.gather_for_metrics(&tokens).map(drop)
         }),
         ("sp", "have to give it the same input", |accelerator| {
             let model = accelerator.prepare(llama(None))?;

@@ -47,6 +47,11 @@ pub struct Autocast {
 }
 
 impl Autocast {
+    /// A scope in which operations compute in the kinds that their operands have.
+    pub const fn off(device: Device) -> Self {
+        Self { device, kind: Kind::BFloat16, enabled: false, cache_enabled: true }
+    }
+
     /// Starts the scope; it ends when the guard is dropped.
     ///
     /// # Errors

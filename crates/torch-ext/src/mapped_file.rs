@@ -101,7 +101,7 @@ impl MappedFile {
         if self.file.metadata()?.len() < self.num_bytes {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        match mapping.region.is_lost.load(Ordering::Acquire) {
+        match mapping.region.is_lost.load(Ordering::SeqCst) {
             true => Err(io::Error::other("a part of the file could not be read")),
             false => Ok(()),
         }
@@ -195,6 +195,8 @@ impl Drop for Mapping {
 /// Addresses of a mapped file. Regions are used again and never freed, because a handler may be looking at them at any time.
 #[derive(Debug)]
 struct Region {
+    /// Grows whenever the addresses change, so that nobody takes the beginning of one file with the end of another.
+    version: AtomicUsize,
     /// 0 while nobody has claimed it.
     start: AtomicUsize,
     end: AtomicUsize,
@@ -218,6 +220,7 @@ impl Region {
         });
         let region = free.unwrap_or_else(|| {
             let new = Box::leak(Box::new(Self {
+                version: AtomicUsize::new(0),
                 start: AtomicUsize::new(0),
                 end: AtomicUsize::new(0),
                 is_lost: AtomicBool::new(false),
@@ -233,20 +236,26 @@ impl Region {
                 }
             }
         });
-        region.is_lost.store(false, Ordering::Release);
-        region.end.store(start + num_bytes, Ordering::Release);
-        region.start.store(start, Ordering::Release);
+        region.is_lost.store(false, Ordering::SeqCst);
+        region.version.fetch_add(1, Ordering::SeqCst);
+        region.end.store(start + num_bytes, Ordering::SeqCst);
+        region.start.store(start, Ordering::SeqCst);
         region
     }
 
     fn release(&self) {
-        self.start.store(0, Ordering::Release);
-        self.is_claimed.store(false, Ordering::Release);
+        self.version.fetch_add(1, Ordering::SeqCst);
+        self.start.store(0, Ordering::SeqCst);
+        self.is_claimed.store(false, Ordering::SeqCst);
     }
 
-    fn contains(&self, address: usize) -> bool {
-        let start = self.start.load(Ordering::Acquire);
-        start != 0 && (start..self.end.load(Ordering::Acquire)).contains(&address)
+    /// Where the region that the address is in ends, if it is in this one. Of a region that changes meanwhile it is not: whoever reads a
+    /// mapping keeps its region.
+    fn end_behind(&self, address: usize) -> Option<usize> {
+        let version = self.version.load(Ordering::SeqCst);
+        let (start, end) = (self.start.load(Ordering::SeqCst), self.end.load(Ordering::SeqCst));
+        let is_within = start != 0 && (start..end).contains(&address);
+        (is_within && self.version.load(Ordering::SeqCst) == version).then_some(end)
     }
 }
 
@@ -282,12 +291,15 @@ fn install_handler() -> bool {
 /// Puts zeros where a page of a mapped file is gone, and all behind it, and notes that. The instruction then reads them.
 extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
     // SAFETY: the kernel hands a valid `info` to a handler that asked for one.
-    let address = unsafe { (*info).si_addr() } as usize;
-    if let Some(region) = regions().find(|region| region.contains(address)) {
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    // Another one was sent by a process, and has no address.
+    let is_of_memory = 0 < code;
+    let found = regions().find_map(|region| region.end_behind(address).map(|end| (region, end)));
+    if let Some((region, end)) = found.filter(|_| is_of_memory) {
         let page_bytes = PAGE_BYTES.load(Ordering::Acquire);
         let page = address - address % page_bytes;
-        let num_bytes = region.end.load(Ordering::Acquire).next_multiple_of(page_bytes) - page;
-        region.is_lost.store(true, Ordering::Release);
+        let num_bytes = end.next_multiple_of(page_bytes) - page;
+        region.is_lost.store(true, Ordering::SeqCst);
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
         // SAFETY: replaces pages of a mapping of this module, which is there as long as its region is claimed; whoever reads them
         // asks afterwards whether they were lost. The call may be made in a handler: it is one to the kernel. It does not change
@@ -296,6 +308,9 @@ extern "C" fn on_bus_error(signal: libc::c_int, info: *mut libc::siginfo_t, cont
         if place != libc::MAP_FAILED {
             return;
         }
+    }
+    if !is_of_memory && PREVIOUS.get().is_some_and(|action| action.sa_sigaction == libc::SIG_IGN) {
+        return;
     }
     let previous = PREVIOUS.get().filter(|action| ![libc::SIG_DFL, libc::SIG_IGN].contains(&action.sa_sigaction));
     match previous {

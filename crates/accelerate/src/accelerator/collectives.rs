@@ -68,6 +68,7 @@ impl Accelerator {
     pub fn gather_for_metrics<T: TensorTree>(&self, input_data: &T) -> Result<T> {
         let _called = crate::status::here();
         self.check_whole_sequences("gather_for_metrics")?;
+        self.compare_whole_sequences(input_data, "gather_for_metrics")?;
         let position = self.session().gradient_state.active_position();
         let join = self.session().join();
         operations::gather_for_metrics(self.group(), input_data, position.as_ref(), join.as_deref())

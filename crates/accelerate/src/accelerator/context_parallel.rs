@@ -3,8 +3,10 @@
 use super::Accelerator;
 use crate::engine::{self, Sequence};
 use crate::error::{Result, StateError};
-use crate::nn::{AttentionKernel, DenseAttention, DividedSequence, ParamStore};
+use crate::messages;
+use crate::nn::{AttentionKernel, DenseAttention, DividedSequence, ParamStore, RefuseWholeAttention};
 use crate::tensor_tree::TensorTree;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tch::Tensor;
 
@@ -32,7 +34,7 @@ impl Accelerator {
     /// Forward and backward passes belong into `body`. What is outside, such as the generation of a text, computes whole sequences on
     /// each of the ranks, with the same result. Models of `accelerate-models` count positions and compute losses rightly in both
     /// cases; a model of your own asks [`AttentionKernel::sequence`](crate::nn::AttentionKernel::sequence). All models that `body` uses
-    /// are prepared before.
+    /// are prepared before: attention of another one is an error.
     ///
     /// Collective over the ranks that divide a sequence.
     ///
@@ -53,7 +55,7 @@ impl Accelerator {
     ///     let x = Tensor::arange(16, (Kind::Float, Device::Cpu)).sin().view([1, 4, 4]);
     ///     accelerator.maybe_context_parallel(&x, &Default::default(), |own| {
     ///         let output = model.forward(&own)?;
-    ///         accelerator.backward(&output.square().sum(None))?;
+    ///         accelerator.backward(&output.square().mean(None))?;
     ///         accelerator.gather_sequence(&output.detach(), 1)
     ///     })
     /// };
@@ -89,6 +91,7 @@ impl Accelerator {
         if let Some(texts) = group.disagreement("maybe_context_parallel", &description)? {
             return Err(StateError::DifferentInputs { per_rank: group.per_rank(&texts) }.into());
         }
+        engine::compare_floating(&group, &tensors)?;
         let dims = match options.buffer_seq_dims.len() {
             0 => vec![1; tensors.len()],
             found if found == tensors.len() => options.buffer_seq_dims.clone(),
@@ -105,17 +108,20 @@ impl Accelerator {
     }
 
     /// Whole sequences from this rank's tokens, along a dim, for what is to be seen of them after
-    /// [`maybe_context_parallel`](Self::maybe_context_parallel): outputs for metrics, above all. It is called in the `body`; elsewhere,
-    /// and where ranks do not divide sequences, it gives the tensor back. Any dtype; records no gradients. Collective over the ranks
-    /// that divide a sequence.
+    /// [`maybe_context_parallel`](Self::maybe_context_parallel): outputs for metrics, above all. It is called in the `body`; where ranks
+    /// do not divide sequences, it gives the tensor back. Any dtype; records no gradients. Collective over the ranks that divide a
+    /// sequence.
     ///
     /// # Errors
-    /// Another number of tokens than this rank has; a failure between ranks.
+    /// A call outside of `body`, where nobody knows which tokens a rank has; another number of tokens than this rank has; a failure between ranks.
     #[track_caller]
     pub fn gather_sequence(&self, own: &Tensor, dim: i64) -> Result<Tensor> {
         let _called = crate::status::here();
         match self.sequence() {
             Some(sequence) => sequence.gather(own, dim),
+            None if self.mesh().divided_sequences().is_some() => {
+                Err(StateError::OutsideDividedSequences { call: "gather_sequence" }.into())
+            }
             None => Ok(own.shallow_clone()),
         }
     }
@@ -130,6 +136,33 @@ impl Accelerator {
         self.0.sequence.get()
     }
 
+    /// Makes sure that ranks which divide sequences have the same tensors: of others, some would be dropped as rows that come twice.
+    /// Collective over these ranks.
+    pub(super) fn compare_whole_sequences<T: TensorTree>(&self, tree: &T, call: &'static str) -> Result<()> {
+        let mesh = &self.session().mesh;
+        let Some((axis, _)) = mesh.shape().divided_sequences() else { return Ok(()) };
+        let group = mesh.group(&[axis])?;
+        let mut tensors = Vec::new();
+        tree.for_each_tensor(&mut |tensor| tensors.push(tensor.shallow_clone()));
+        let differ = |per_rank: String| StateError::DifferentSequences { call, per_rank };
+        if let Some(texts) = group.disagreement(call, &engine::describe_buffers(&tensors, &[])?)? {
+            return Err(differ(group.per_rank(&texts)).into());
+        }
+        engine::compare_floating(&group, &tensors)
+    }
+
+    /// Tells, once, that ranks are to divide sequences and the program does not let them.
+    pub(super) fn tell_of_undivided_sequences(&self) {
+        let Some((axis, num_ranks)) = self.mesh().divided_sequences() else { return };
+        if self.is_main_process() && self.0.sequence.is_first_without() {
+            let axis = axis.name();
+            messages::warning!(
+                "{axis}_size is {num_ranks}, and this training step is outside of Accelerator::maybe_context_parallel: each of these ranks \
+                 computes whole sequences, all of them the same"
+            );
+        }
+    }
+
     /// A call that is not for rows of which this rank has some tokens alone.
     pub(super) fn check_whole_sequences(&self, call: &'static str) -> Result<()> {
         match self.sequence() {
@@ -141,16 +174,25 @@ impl Accelerator {
 
 /// The sequence that is divided just now.
 #[derive(Debug, Default)]
-pub(super) struct DividedNow(Mutex<Option<Arc<Sequence>>>);
+pub(super) struct DividedNow {
+    sequence: Mutex<Option<Arc<Sequence>>>,
+    /// Has one been divided, or has the program been told that none is?
+    is_settled: AtomicBool,
+}
 
 impl DividedNow {
     // Replaced as a whole.
     fn get(&self) -> Option<Arc<Sequence>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.sequence.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn set(&self, sequence: Option<Arc<Sequence>>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = sequence;
+        self.is_settled.store(true, Ordering::Relaxed);
+        *self.sequence.lock().unwrap_or_else(PoisonError::into_inner) = sequence;
+    }
+
+    fn is_first_without(&self) -> bool {
+        !self.is_settled.swap(true, Ordering::Relaxed)
     }
 }
 
@@ -158,6 +200,7 @@ impl DividedNow {
 struct DividedScope<'a> {
     divided: &'a DividedNow,
     stores: Vec<ParamStore>,
+    _others: RefuseWholeAttention,
 }
 
 impl<'a> DividedScope<'a> {
@@ -165,7 +208,7 @@ impl<'a> DividedScope<'a> {
         let stores: Vec<ParamStore> =
             accelerator.session().objects().models().map(|model| model.store.clone()).collect();
         stores.iter().try_for_each(engine::check_divides_sequences)?;
-        let scope = Self { divided: &accelerator.0.sequence, stores };
+        let scope = Self { divided: &accelerator.0.sequence, stores, _others: RefuseWholeAttention::enter() };
         scope.divided.set(Some(Arc::clone(sequence)));
         for store in &scope.stores {
             store.set_attention_kernel(Arc::clone(sequence) as Arc<dyn AttentionKernel>);

@@ -2,6 +2,7 @@
 
 use super::Accelerator;
 use crate::error::Result;
+use accelerate_core::mesh::Mesh;
 
 /// How [`Accelerator::set_seed`] seeds, beyond the seed.
 ///
@@ -57,7 +58,9 @@ impl Accelerator {
     /// # Errors
     /// libtorch's own.
     pub fn set_seed(&self, seed: u64, options: SeedOptions) -> Result<u64> {
-        let seed = if options.device_specific { seed.wrapping_add(self.data_parallel_rank() as u64) } else { seed };
+        // Ranks that compute the same layers together draw the same numbers; those that divide a sequence have tokens of their own.
+        let own = self.mesh().rank_in(Mesh::GRADIENTS, self.process_index()) as u64;
+        let seed = if options.device_specific { seed.wrapping_add(own) } else { seed };
         set_seed(seed);
         if options.deterministic {
             torch_ext::use_deterministic_algorithms(true, Default::default())?;

@@ -27,6 +27,7 @@ impl Accelerator {
     pub fn backward(&self, loss: &Tensor) -> Result<()> {
         let _called = crate::status::here();
         let session = self.session();
+        self.tell_of_undivided_sequences();
         let objects = session.objects();
         let scaling = session.gradient_state.begin_backward();
         if let Some(factor) = scaling.rescale_accumulated {

@@ -11,6 +11,12 @@ pub(crate) enum Fp8Error {
     )]
     Device { device: String, source: tch::TchError },
 
+    #[error(
+        "the layer {path} has delayed scaling, and a backward pass was made without the accelerator, so that its scales would stay as they \
+         are; call Accelerator::backward(&loss) in place of loss.backward()"
+    )]
+    OtherBackward { path: String },
+
     #[error("the layer {path} cannot compute in 8 bits (mixed_precision fp8): {why}; choose mixed_precision bf16")]
     Layer { path: String, why: &'static str },
 

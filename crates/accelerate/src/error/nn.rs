@@ -47,6 +47,11 @@ pub(crate) enum NnError {
     )]
     AttentionWithinCheckpoint,
     #[error(
+        "within maybe_context_parallel ranks have some tokens of each sequence, and a model that has not been prepared would let them look at \
+         these alone; prepare it (for evaluation only: PrepareModelOptions::evaluation_mode), or call it outside"
+    )]
+    AttentionNotPrepared,
+    #[error(
         "an attn_mask of MultiheadAttention says which query sees which key, and where ranks divide sequences no rank has all queries; \
          use is_causal and a key_padding_mask, which is divided as the tokens are"
     )]

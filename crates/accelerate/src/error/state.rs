@@ -308,6 +308,18 @@ pub(crate) enum StateError {
     OwnAttentionKernel,
 
     #[error(
+        "{call} is called outside of maybe_context_parallel, where nobody knows which tokens of a sequence this rank has; call it in the \
+         closure, on what is to leave it"
+    )]
+    OutsideDividedSequences { call: &'static str },
+
+    #[error(
+        "{call} is called with tensors that differ between ranks which divide sequences ({per_rank}), so they are some tokens of each \
+         rank, of which most would be dropped; make whole sequences of them by Accelerator::gather_sequence within maybe_context_parallel"
+    )]
+    DifferentSequences { call: &'static str, per_rank: String },
+
+    #[error(
         "{call} is called within maybe_context_parallel, where this rank has some tokens of each sequence; call it before or after, \
          with whole sequences, such as Accelerator::gather_sequence makes of outputs"
     )]

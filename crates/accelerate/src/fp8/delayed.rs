@@ -10,7 +10,7 @@
 use super::cast::{Codes, amax};
 use super::product::{ProductOptions, Products};
 use super::{check_input, computed_in, dense, rows, shaped_like, without_autocast};
-use crate::error::Result;
+use crate::error::{Fp8Error, Result};
 use crate::group::{Group, ReduceOp};
 use crate::nn::{DenseKernel, LinearKernel, Param, TrainingFlag};
 use crate::session::Scaling;
@@ -149,6 +149,14 @@ impl Scaling for DelayedScales {
             }
         }
         Ok(())
+    }
+
+    fn before_step(&self) -> Result<()> {
+        let is_pending = |layer: &&Arc<LayerScaling>| layer.lock()[Role::Gradient as usize].amax.is_some();
+        match self.layers.iter().find(is_pending) {
+            Some(layer) => Err(Fp8Error::OtherBackward { path: layer.path.clone() }.into()),
+            None => Ok(()),
+        }
     }
 
     fn state(&self) -> Value {

@@ -132,7 +132,7 @@ fn without_autocast<T>(tensor: &Tensor, body: impl FnOnce() -> Result<T>) -> Res
     if !is_autocast_enabled(device)? {
         return body();
     }
-    Autocast { device, kind: Kind::BFloat16, enabled: false, cache_enabled: true }.run(body)?
+    Autocast::off(device).run(body)?
 }
 
 /// `[.., features]` as rows.

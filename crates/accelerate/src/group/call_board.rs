@@ -85,8 +85,9 @@ impl CallBoard {
     }
 
     pub(super) fn look(&self) -> Seen {
-        // What a rank writes before its progress is there if its progress is.
-        Seen { progress: self.get(PROGRESS), standing: self.get(STANDING) }
+        // In this order: a rank that has left the group makes no more progress, so what is seen of its progress afterwards is all.
+        let standing = self.get(STANDING);
+        Seen { standing, progress: self.get(PROGRESS) }
     }
 
     pub(super) fn standing(&self) -> i64 {

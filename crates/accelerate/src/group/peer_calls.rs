@@ -21,6 +21,7 @@ use std::io;
 use std::sync::atomic::{AtomicI64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
+use std::time::Instant;
 use tch::{Device, Kind, Tensor};
 use torch_ext::process_memory::read;
 use torch_ext::scalar;
@@ -157,6 +158,8 @@ pub(super) struct PeerCalls {
     boards: Vec<CallBoard>,
     own: CallBoard,
     nonce: i64,
+    /// The process that has joined: a copy of it (`fork`) shares its board, and is no rank.
+    process: u32,
     /// Is there a processor for each rank?
     spins: bool,
     state: Mutex<State>,
@@ -179,6 +182,8 @@ struct Running<'a> {
     addresses: Vec<usize>,
     /// Are the tensors on the boards?
     is_on_board: bool,
+    /// The deadline is that of the call, and not of each of its steps.
+    began: Instant,
 }
 
 impl PeerCalls {
@@ -204,7 +209,7 @@ impl PeerCalls {
         Ok(met.zip(made).map(|(met, (own, _file))| {
             let spins = met.len() <= num_processors;
             let (peers, boards) = met.into_iter().unzip();
-            Self { rank, peers, boards, own, nonce, spins, state: Mutex::default() }
+            Self { rank, peers, boards, own, nonce, process: std::process::id(), spins, state: Mutex::default() }
         }))
     }
 
@@ -215,7 +220,8 @@ impl PeerCalls {
     pub(super) fn run(&self, made: &Made<'_>, call: &PeerCall<'_>) -> std::result::Result<(), CallError> {
         // Whole after every statement: another thread that panicked has failed as a rank, too.
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut running = Running { calls: self, made, state, addresses: Vec::new(), is_on_board: false };
+        let mut running =
+            Running { calls: self, made, state, addresses: Vec::new(), is_on_board: false, began: Instant::now() };
         let fault = match running.make(call) {
             Ok(()) => return Ok(()),
             Err(fault) => fault,
@@ -244,7 +250,10 @@ impl PeerCalls {
     /// # Errors
     /// The system's own: the process has ended.
     fn find_alive(&self, rank: usize) -> io::Result<()> {
-        self.peers[rank].look(&mut [0])
+        let (peer, mut found) = (&self.peers[rank], [0]);
+        peer.look(&mut found)?;
+        // Another process may have its number by now.
+        if found[0] == peer.nonce { Ok(()) } else { Err(Errno::SRCH.into()) }
     }
 }
 
@@ -257,7 +266,9 @@ pub(super) enum CallError {
 
 impl Drop for PeerCalls {
     fn drop(&mut self) {
-        self.own.change_standing(self.nonce, CLOSED);
+        if std::process::id() == self.process {
+            self.own.change_standing(self.nonce, CLOSED);
+        }
     }
 }
 
@@ -367,7 +378,8 @@ impl Running<'_> {
     /// Waits until a rank is so far.
     fn wait_for(&self, rank: usize, step: i64) -> Step {
         let (calls, wanted) = (self.calls, self.state.number * NUM_STEPS + step);
-        let mut patience = Patience::new(self.made.group.timeout(), calls.spins);
+        let left = self.made.group.timeout().map(|timeout| timeout.saturating_sub(self.began.elapsed()));
+        let mut patience = Patience::new(left, calls.spins);
         loop {
             let mut seen = calls.boards[rank].look();
             let alive = if patience.is_late() && seen.progress < wanted { calls.find_alive(rank) } else { Ok(()) };
@@ -387,7 +399,7 @@ impl Running<'_> {
             match alive {
                 Ok(()) => {}
                 // Nothing more is needed of it.
-                Err(_) if step == DONE => return Ok(()),
+                Err(error) if step == DONE && has_ended(&error) => return Ok(()),
                 Err(error) => return Err(self.lost(rank, error)),
             }
             if patience.is_long() {
@@ -412,6 +424,8 @@ impl Running<'_> {
             }
             if let Err(error) = calls.find_alive(rank)
                 && step != DONE
+                // It may have made the call, and ended.
+                && calls.boards[rank].look().progress < made
             {
                 return Err(self.lost(rank, error));
             }
@@ -427,9 +441,7 @@ impl Running<'_> {
 
     #[cold]
     fn lost(&self, rank: usize, source: io::Error) -> Fault {
-        // The process has ended, or what was read is not there any more.
-        let of_the_rank = [Errno::SRCH, Errno::FAULT].map(|error| Some(error.raw_os_error()));
-        if of_the_rank.contains(&source.raw_os_error()) {
+        if has_ended(&source) {
             return self.gone(rank, &format!("cannot be read: {source}"));
         }
         let (rank, what) = (self.made.group.name_of(rank), (self.made.shape)());
@@ -552,6 +564,11 @@ impl Running<'_> {
         }
         self.leave()
     }
+}
+
+/// Has the process ended, or is what was read not there any more?
+fn has_ended(error: &io::Error) -> bool {
+    [Errno::SRCH, Errno::FAULT].iter().any(|of_the_rank| error.raw_os_error() == Some(of_the_rank.raw_os_error()))
 }
 
 fn num_bytes(tensor: &Tensor) -> usize {

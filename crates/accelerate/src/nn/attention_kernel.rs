@@ -2,7 +2,9 @@
 
 use super::{Path, while_checkpointing};
 use crate::error::{NnError, Result};
+use std::cell::Cell;
 use std::fmt::Debug;
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use tch::{Device, Tensor};
@@ -161,7 +163,7 @@ impl AttentionKernel for DenseAttention {
 }
 
 /// `torch.nn.functional.scaled_dot_product_attention` as a model calls it: by the kernel that holds for all of its store. It has no
-/// parameters. Where ranks divide sequences, a model that calls libtorch's function itself is refused by `prepare`.
+/// parameters. Where ranks divide sequences, a model none of whose attention is computed by it is refused by `prepare`.
 ///
 /// ```
 /// use accelerate::nn::{AttentionOptions, ParamStore, ScaledDotProductAttention};
@@ -209,6 +211,38 @@ impl ScaledDotProductAttention {
     }
 }
 
+thread_local! {
+    /// How many scopes of this thread want attention to be computed by ranks that divide sequences.
+    static REFUSALS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Until this is dropped, attention of this thread that knows nothing of divided sequences is an error.
+#[derive(Debug)]
+pub(crate) struct RefuseWholeAttention(PhantomData<*const ()>);
+
+impl RefuseWholeAttention {
+    pub(crate) fn enter() -> Self {
+        REFUSALS.set(REFUSALS.get() + 1);
+        Self(PhantomData)
+    }
+}
+
+impl Drop for RefuseWholeAttention {
+    fn drop(&mut self) {
+        REFUSALS.set(REFUSALS.get().saturating_sub(1));
+    }
+}
+
+/// Of a model that was not prepared, where ranks divide sequences.
+#[derive(Debug)]
+struct NotPrepared;
+
+impl AttentionKernel for NotPrepared {
+    fn attention(&self, _: &Tensor, _: &Tensor, _: &Tensor, _: AttentionOptions<'_>) -> Result<Tensor> {
+        Err(NnError::AttentionNotPrepared.into())
+    }
+}
+
 /// The kernel of a store, shared by all that compute attention with it.
 #[derive(Clone, Debug)]
 pub(super) struct AttentionSlot {
@@ -225,7 +259,11 @@ impl Default for AttentionSlot {
 impl AttentionSlot {
     // A shared pointer: whole after every statement, also where another thread panicked.
     pub(super) fn kernel(&self) -> Arc<dyn AttentionKernel> {
-        Arc::clone(&self.kernel.read().unwrap_or_else(PoisonError::into_inner))
+        let kernel = Arc::clone(&self.kernel.read().unwrap_or_else(PoisonError::into_inner));
+        if kernel.sequence().is_none() && 0 < REFUSALS.get() {
+            return Arc::new(NotPrepared);
+        }
+        kernel
     }
 
     pub(super) fn set(&self, kernel: Arc<dyn AttentionKernel>) {

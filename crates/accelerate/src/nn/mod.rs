@@ -85,6 +85,7 @@ pub use activation_checkpointing::{CheckpointOptions, Checkpointed, checkpoint};
 pub(crate) use activation_checkpointing::{while_checkpointing, while_recomputing};
 pub use aot_inductor::AotInductorModule;
 pub use attention::{AttentionMask, InProjection, MultiheadAttention, MultiheadAttentionConfig};
+pub(crate) use attention_kernel::RefuseWholeAttention;
 pub use attention_kernel::{
     AttentionKernel, AttentionOptions, DenseAttention, DividedSequence, ScaledDotProductAttention,
 };

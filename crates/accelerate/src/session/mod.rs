@@ -105,7 +105,10 @@ impl Session {
 
     /// To be called before parameters are updated: gradients must be complete on every rank.
     pub(crate) fn before_step(&self) -> Result<()> {
-        self.objects().models().try_for_each(|model| model.engine.before_step())
+        self.objects().models().try_for_each(|model| {
+            model.engine.before_step()?;
+            model.scaling.as_ref().map_or(Ok(()), |scaling| scaling.before_step())
+        })
     }
 
     /// To be called before the state of the run is saved. Collective.

@@ -11,6 +11,12 @@ pub(crate) trait Scaling: fmt::Debug + Send + Sync {
     /// After each backward pass. Collective.
     fn after_backward(&self) -> Result<()>;
 
+    /// Before parameters are updated: largest values of a backward pass must have been taken over.
+    ///
+    /// # Errors
+    /// A backward pass that nobody has told of.
+    fn before_step(&self) -> Result<()>;
+
     /// What a run needs to go on to the bit. The same on all ranks.
     fn state(&self) -> Value;
 

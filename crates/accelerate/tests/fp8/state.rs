@@ -61,3 +61,23 @@ fn a_run_begins_to_compute_in_8_bits_where_another_one_has_ended() {
     let resumed = ranks(1, builder(recipe()), |accelerator| losses(&accelerator, None, Some(folder.path()))).unwrap();
     assert!(resumed[0].iter().all(|loss| loss.is_finite()), "{resumed:?}");
 }
+
+/// Its scales would stay as they were, without a word.
+#[test]
+fn a_backward_pass_without_the_accelerator_is_an_error_at_the_step() {
+    ranks(2, builder(recipe()), |accelerator| {
+        let model = Middle::new();
+        let optimizer = AdamW::new(&model.store, 0.01)?;
+        let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+        let loss = |model: &accelerate::PreparedModel<Middle>| {
+            Ok::<_, accelerate::Error>(model.forward(&wave(&[8, INPUTS], 1.0))?.square().mean(Kind::Float))
+        };
+        loss(&model)?.backward();
+        let error = optimizer.step().unwrap_err().to_string();
+        assert!(error.contains("call Accelerator::backward"), "{error}");
+        optimizer.zero_grad()?;
+        accelerator.backward(&loss(&model)?)?;
+        optimizer.step()
+    })
+    .unwrap();
+}

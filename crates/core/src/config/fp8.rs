@@ -6,8 +6,7 @@ use crate::settings::record::record;
 const NO_MSAMP: &str = "MS-AMP is not available, and nobody keeps it any more; choose backend AO or TE";
 const NO_PRODUCTS: &str = "a program of this library computes all three products in 8 bits, and a launch hands on no three values at \
      once; say it in the TERecipeKwargs of a script in Python";
-const NO_GATHER: &str = "weights are gathered in the type that they have, and become codes of 8 bits afterwards: the numbers are the \
-     same, in more bytes";
+const NO_GATHER: &str = "weights are gathered in bfloat16, and become FP8 values afterwards";
 
 spelled_enum! {
     /// Whose way to compute in 8 bits is followed (`FP8BackendType` of the reference, `utils/dataclasses.py`). No library is needed.

@@ -85,19 +85,17 @@ impl ScalingState {
     /// Takes over `amax`, the largest absolute value of the pass over all ranks, at its end. A value of zero is that of a layer that
     /// was not used, and changes nothing.
     pub fn update(&mut self, recipe: &DelayedScaling, format: Float8, amax: f32) {
-        let mut counts = amax;
-        if amax != 0.0 {
-            // What is not a number is passed over, as by `fmaxf`.
-            let largest = self.amax_history.iter().skip(1).fold(amax, |largest, past| largest.max(*past));
-            self.amax_history.pop_front();
-            self.amax_history.push_back(amax);
-            if let Some(place) = self.amax_history.front_mut() {
-                *place = 0.0;
-            }
-            if !recipe.is_most_recent {
-                counts = largest;
-            }
+        if amax == 0.0 {
+            return;
         }
+        // What is not a number is passed over, as by `fmaxf`.
+        let largest = self.amax_history.iter().skip(1).fold(amax, |largest, past| largest.max(*past));
+        self.amax_history.pop_front();
+        self.amax_history.push_back(amax);
+        if let Some(place) = self.amax_history.front_mut() {
+            *place = 0.0;
+        }
+        let counts = if recipe.is_most_recent { amax } else { largest };
         if self.num_updates.is_multiple_of(recipe.interval.max(1) as u64) {
             self.scale = recipe.scale(counts, format, self.scale);
         }
@@ -214,6 +212,20 @@ mod tests {
             state.update(&recipe, Float8::E4M3, amax);
             assert_eq!((state.scale(), state.amax_history().collect::<Vec<_>>()), (wanted, vec![0.0]));
         }
+    }
+
+    /// Two models that are trained in turn: each is unused in every second pass.
+    #[test]
+    fn passes_in_which_a_tensor_is_not_used_do_not_count() {
+        let recipe = DelayedScaling { interval: 2, amax_history_len: 4, ..RECIPE };
+        let (mut alone, mut in_turn) = (ScalingState::new(4), ScalingState::new(4));
+        for amax in [1.0, 2.0, 3.0, 4.0, 5.0] {
+            alone.update(&recipe, Float8::E4M3, amax);
+            in_turn.update(&recipe, Float8::E4M3, amax);
+            in_turn.update(&recipe, Float8::E4M3, 0.0);
+        }
+        assert_eq!(alone, in_turn);
+        assert_ne!(alone.scale(), 1.0);
     }
 
     #[test]

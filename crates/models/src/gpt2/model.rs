@@ -112,6 +112,7 @@ impl GPT2Model {
         attention_mask: Option<&Tensor>,
         cache: &mut KeyValueCache,
     ) -> Result<Tensor> {
+        Mask::check_goes_on(&*self.attention_kernel())?;
         let ((_, length), past, device) = (input_ids.size2()?, cache.len(), input_ids.device());
         let positions = match attention_mask {
             None => positions(past..past + length, device)?,

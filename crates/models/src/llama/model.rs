@@ -120,6 +120,7 @@ impl LlamaModel {
         attention_mask: Option<&Tensor>,
         cache: &mut KeyValueCache,
     ) -> Result<Tensor> {
+        Mask::check_goes_on(&*self.attention_kernel())?;
         let ((_, length), past) = (input_ids.size2()?, cache.len());
         let positions = match attention_mask {
             None => positions(past..past + length, input_ids.device())?.f_unsqueeze(0)?,

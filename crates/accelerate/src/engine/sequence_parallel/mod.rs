@@ -10,7 +10,7 @@ mod ring;
 mod tests;
 mod ulysses;
 
-use super::tensor_parallel::hash_of;
+use super::tensor_parallel::{compare_numbers, hash_of};
 use crate::error::{Result, StateError};
 use crate::group::{Group, ReduceOp, shape_text};
 use crate::nn::{AnyLayer, AttentionKernel, AttentionOptions, DividedSequence, ParamStore, is_floating};
@@ -179,6 +179,21 @@ pub(crate) fn describe_buffers(buffers: &[Tensor], dims: &[i64]) -> Result<Strin
     let texts = buffers.iter().map(describe).collect::<Result<Vec<_>>>()?;
     let dims = if dims.is_empty() { String::new() } else { format!(" along dims {dims:?}") };
     Ok(format!("{}{dims}", texts.join(", ")))
+}
+
+/// Makes sure that the ranks that divide a sequence have the same floating-point numbers, up to their last digits, in tensors whose
+/// shapes are known to be equal. Collective.
+///
+/// # Errors
+/// The first tensor that differs.
+pub(crate) fn compare_floating(group: &Group, buffers: &[Tensor]) -> Result<()> {
+    let _no_grad = tch::no_grad_guard();
+    for buffer in buffers {
+        if is_floating(buffer.f_kind()?) && buffer.numel() > 0 {
+            compare_numbers(group, &buffer.f_detach()?)?;
+        }
+    }
+    Ok(())
 }
 
 /// Number of tokens that the first buffer has.

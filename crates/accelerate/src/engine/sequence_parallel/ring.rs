@@ -12,7 +12,7 @@ use crate::nn::AttentionOptions;
 use accelerate_core::config::ContextParallelStrategy;
 use accelerate_core::sequence_parallel::{ChunkPair, HeadDivision, SequenceDivision};
 use tch::{Kind, Tensor};
-use torch_ext::apply_function;
+use torch_ext::{Autocast, apply_function};
 
 /// What the passes know.
 #[derive(Clone, Debug)]
@@ -56,7 +56,10 @@ pub(super) fn attention(
         &[query, key, value],
         |context| {
             let [query, key, value] = [query.f_detach()?, key.f_detach()?, value.f_detach()?];
-            let Attended { output, log_sum } = ring.forward([&query, &key, &value], forward_mask)?;
+            // What is added up in 32 bits is not to be cast back.
+            let without_autocast = Autocast::off(query.device());
+            let Attended { output, log_sum } =
+                without_autocast.run(|| ring.forward([&query, &key, &value], forward_mask))??;
             let output = output.f_to_kind(query.f_kind()?)?;
             context.save_for_backward(&[&query, &key, &value, &output, &log_sum]);
             Ok(vec![output])

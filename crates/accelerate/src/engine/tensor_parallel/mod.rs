@@ -21,7 +21,7 @@ use accelerate_core::mesh::{Axis, Mesh};
 use accelerate_core::tensor_parallel::{DividedLayer, LayerEntry, LayerKind, ParallelStyle, TensorParallelPlan};
 use kernels::{Colwise, Divided, EmbeddingColwise, EmbeddingRowwise, Rowwise};
 use region::Region;
-pub(super) use region::hash_of;
+pub(super) use region::{compare_numbers, hash_of};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

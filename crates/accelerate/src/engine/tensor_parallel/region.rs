@@ -92,32 +92,9 @@ impl Region {
             return Err(StateError::DifferentInputs { per_rank: self.group().per_rank(&texts) }.into());
         }
         if is_floating {
-            self.compare_numbers(&detached)?;
+            compare_numbers(self.group(), &detached)?;
         }
         self.share_random_state(input.device())
-    }
-
-    /// Floating-point inputs may differ in their last digits, where kernels add up in no fixed order.
-    fn compare_numbers(&self, input: &Tensor) -> Result<()> {
-        const TOLERANCE: f64 = 1e-4;
-        let flat = input.f_to_kind(Kind::Float)?.f_reshape([-1])?;
-        let numel = flat.numel() as i64;
-        // Rows in another order have the same sum, and other sums with a weight for each place.
-        let places = Tensor::f_ones([numel], (Kind::Float, flat.device()))?.f_cumsum(0, Kind::Float)?;
-        let weights = scalar::add(&scalar::mul(&places, 1.0 / numel.max(1) as f64)?, 1.0)?;
-        let sums = [&flat, &flat.f_mul(&weights)?, &flat.f_abs()?].map(|values| values.f_sum(Kind::Double));
-        let [sum, weighted, size] = sums;
-        let own = Tensor::f_stack(&[sum?, weighted?, size?], 0)?.f_to(Device::Cpu)?;
-        let all = self.group().all_gather(&own)?;
-        let all: Vec<Vec<f64>> = all.iter().map(|sums| Ok(Vec::<f64>::try_from(sums)?)).collect::<Result<_>>()?;
-        let near =
-            |a: f64, b: f64, size: f64| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= TOLERANCE * size;
-        let is_same = |sums: &Vec<f64>| sums.iter().zip(&all[0]).all(|(a, b)| near(*a, *b, all[0][2]));
-        if all.iter().all(is_same) {
-            return Ok(());
-        }
-        let texts: Vec<String> = all.iter().map(|sums| format!("{} of sum {:e}", shape_text(input), sums[0])).collect();
-        Err(StateError::DifferentInputs { per_rank: self.group().per_rank(&texts) }.into())
     }
 
     /// From now on all ranks draw what the first of them draws. Collective where ranks are processes.
@@ -249,6 +226,28 @@ pub(super) fn gather(group: &Group, own: &Tensor, dim: i64, slices: &[Range<usiz
     let all = group.all_gather(&sent)?;
     let parts = all.iter().zip(slices).map(|(part, slice)| part.f_narrow(dim, 0, slice.len() as i64));
     Ok(Tensor::f_cat(&parts.collect::<Result<Vec<_>, _>>()?, dim)?)
+}
+
+/// Floating-point inputs may differ in their last digits, where kernels add up in no fixed order.
+pub(in crate::engine) fn compare_numbers(group: &Group, input: &Tensor) -> Result<()> {
+    const TOLERANCE: f64 = 1e-4;
+    let flat = input.f_to_kind(Kind::Float)?.f_reshape([-1])?;
+    let numel = flat.numel() as i64;
+    // Rows in another order have the same sum, and other sums with a weight for each place.
+    let places = Tensor::f_ones([numel], (Kind::Float, flat.device()))?.f_cumsum(0, Kind::Float)?;
+    let weights = scalar::add(&scalar::mul(&places, 1.0 / numel.max(1) as f64)?, 1.0)?;
+    let sums = [&flat, &flat.f_mul(&weights)?, &flat.f_abs()?].map(|values| values.f_sum(Kind::Double));
+    let [sum, weighted, size] = sums;
+    let own = Tensor::f_stack(&[sum?, weighted?, size?], 0)?.f_to(Device::Cpu)?;
+    let all = group.all_gather(&own)?;
+    let all: Vec<Vec<f64>> = all.iter().map(|sums| Ok(Vec::<f64>::try_from(sums)?)).collect::<Result<_>>()?;
+    let near = |a: f64, b: f64, size: f64| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= TOLERANCE * size;
+    let is_same = |sums: &Vec<f64>| sums.iter().zip(&all[0]).all(|(a, b)| near(*a, *b, all[0][2]));
+    if all.iter().all(is_same) {
+        return Ok(());
+    }
+    let texts: Vec<String> = all.iter().map(|sums| format!("{} of sum {:e}", shape_text(input), sums[0])).collect();
+    Err(StateError::DifferentInputs { per_rank: group.per_rank(&texts) }.into())
 }
 
 pub(in crate::engine) fn hash_of(tensor: &Tensor) -> Result<u64> {

@@ -5,7 +5,8 @@ use crate::config::{MixedPrecision, OffloadDevice, ZeroStage};
 use crate::names::DistributedType;
 use crate::settings::{Origin, Setting, shortened, shortened_line};
 
-/// Settings that count only beside others: the section, how their fields begin, what they need, and whether that is so.
+/// Settings that count only beside others: the section, their field, what they need, and whether that is so. What ends with `_` is how
+/// fields begin; an empty one is all of them.
 struct Condition {
     section: &'static str,
     field: &'static str,
@@ -13,7 +14,14 @@ struct Condition {
     is_met: fn(&RunConfig) -> bool,
 }
 
-const CONDITIONS: [Condition; 8] = [
+impl Condition {
+    fn is_about(&self, field: &str) -> bool {
+        let is_beginning = self.field.is_empty() || self.field.ends_with('_');
+        if is_beginning { field.starts_with(self.field) } else { field == self.field }
+    }
+}
+
+const CONDITIONS: [Condition; 9] = [
     Condition {
         section: "grad_scaler_config",
         field: "",
@@ -61,6 +69,12 @@ const CONDITIONS: [Condition; 8] = [
         field: "sp_",
         needed: "sequences are not divided; set sp_size to more than 1",
         is_met: |run| run.parallelism.sp_size > 1,
+    },
+    Condition {
+        section: "parallelism_config",
+        field: "sp_seq_length",
+        needed: "sequences may have any length; set sp_seq_length_is_variable to false",
+        is_met: |run| run.parallelism.sp_size == 1 || run.parallelism.fixed_sequence_length().is_some(),
     },
 ];
 
@@ -141,7 +155,7 @@ impl RunConfig {
         }
         let is_about = |condition: &&Condition| {
             setting.section == condition.section
-                && setting.field.starts_with(condition.field)
+                && condition.is_about(setting.field)
                 && !["cp_size", "sp_size"].contains(&setting.field)
         };
         let condition = CONDITIONS.iter().find(is_about).filter(|condition| !(condition.is_met)(self))?;
