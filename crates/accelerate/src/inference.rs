@@ -14,7 +14,7 @@ use accelerate_core::mesh::Axis;
 use accelerate_core::pipeline::{balanced_stages, rows_of_chunk, stages_from_points};
 use std::fmt;
 use std::ops::Range;
-use tch::{Kind, Tensor};
+use tch::Tensor;
 use torch_ext::file::aligned_bytes;
 use torch_ext::scalar;
 
@@ -295,10 +295,9 @@ fn num_rows<I: TensorTree>(input: &I) -> Result<usize> {
 
 /// Some rows of an input; behind its end, the last one again.
 fn rows_of<I: TensorTree>(input: &I, first: i64, count: i64, num_rows: i64) -> Result<I> {
-    input.try_map_tensors(&mut |tensor| {
-        let rows = Tensor::f_arange_start(first, first + count, (Kind::Int64, tensor.device()))?;
-        Ok(tensor.f_index_select(0, &scalar::clamp_max(&rows, num_rows - 1)?)?)
-    })
+    let rows: Vec<i64> = (first..first + count).map(|row| row.min(num_rows - 1)).collect();
+    let rows = Tensor::f_from_slice(&rows)?;
+    input.try_map_tensors(&mut |tensor| Ok(tensor.f_index_select(0, &rows.f_to_device(tensor.device())?)?))
 }
 
 /// All rows of the outputs of chunks, without those that were repeated.

@@ -334,8 +334,7 @@ fn whole_sequences_are_computed_as_on_one_rank(#[case] axis: &str) {
 
 #[test]
 fn what_cannot_be_divided_is_named_on_every_rank() {
-    type Case = (&'static str, &'static str, fn(&Accelerator) -> Result<()>);
-    let cases: [Case; 10] = [
+    are_named_on_every_rank(&[
         ("sp", "3 heads of attention do not divide among 2 ranks", |accelerator| {
             backward(accelerator, &accelerator.prepare(gpt2(3))?, &input(accelerator, 0, Data::Plain)).map(drop)
         }),
@@ -351,6 +350,17 @@ fn what_cannot_be_divided_is_named_on_every_rank() {
             let whole = input(accelerator, 0, Data::Plain);
             accelerator.maybe_context_parallel(&whole, &Default::default(), |_| model.forward(&whole).map(drop))
         }),
+        ("sp", "have to give it the same input", |accelerator| {
+            let model = accelerator.prepare(llama(None))?;
+            let other = input(accelerator, accelerator.process_index() as i64, Data::Plain);
+            backward(accelerator, &model, &other).map(drop)
+        }),
+    ]);
+}
+
+#[test]
+fn what_is_not_for_some_tokens_is_named_on_every_rank() {
+    are_named_on_every_rank(&[
         ("cp", "generate before or after", |accelerator| {
             let model = accelerator.prepare(llama(None))?;
             let _tokens = accelerator.maybe_context_parallel(
@@ -386,12 +396,13 @@ fn what_cannot_be_divided_is_named_on_every_rank() {
             })?;
             accelerator.gather_for_metrics(&tokens).map(drop)
         }),
-        ("sp", "have to give it the same input", |accelerator| {
-            let model = accelerator.prepare(llama(None))?;
-            let other = input(accelerator, accelerator.process_index() as i64, Data::Plain);
-            backward(accelerator, &model, &other).map(drop)
-        }),
-    ];
+    ]);
+}
+
+/// The axis, some words of the error, and what is done.
+type Case = (&'static str, &'static str, fn(&Accelerator) -> Result<()>);
+
+fn are_named_on_every_rank(cases: &[Case]) {
     for (axis, words, case) in cases {
         let texts = testing::ranks(2, builder(axis, 1, false), |accelerator| {
             Ok(case(&accelerator).map_or_else(|error| error.to_string(), |()| "no error".to_owned()))

@@ -1,7 +1,8 @@
 //! One call of a group: its number, its deadline, who is told of it, and which way it takes: through the ranks' memory where that
 //! can be, or through the backend.
 
-use super::peer_calls::{CallError, Made, PeerCall, PeerCalls};
+use super::peer_call::PeerCall;
+use super::peer_calls::{CallError, Made, PeerCalls};
 use super::{Group, Links, ReduceOp, shape_text};
 use crate::error::Result;
 use accelerate_core::status::{BACKWARD, RENDEZVOUS};

@@ -3,7 +3,7 @@
 //! Calls that differ between ranks would be undefined behaviour of the backend. The accelerator's collectives are always
 //! compared. In debug mode every call of the group is, before it is made.
 
-use super::peer_calls::PeerCall;
+use super::peer_call::PeerCall;
 use super::peer_process::await_ends;
 use super::{Group, PeerProcess};
 use crate::error::{CollectiveError, Error, Result};

@@ -1,6 +1,6 @@
 //! Collectives in which every rank sends other ranks parts of what it has: all to all, or to its neighbour in a ring.
 
-use super::peer_calls::PeerCall;
+use super::peer_call::PeerCall;
 use super::{Group, shape_text, wire};
 use crate::error::{CollectiveError, Result};
 use crate::status;

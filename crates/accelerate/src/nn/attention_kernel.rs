@@ -5,6 +5,7 @@ use crate::error::{NnError, Result};
 use std::cell::Cell;
 use std::fmt::Debug;
 use std::marker::PhantomData;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use tch::{Device, Tensor};
@@ -218,7 +219,7 @@ thread_local! {
 
 /// Until this is dropped, attention of this thread that knows nothing of divided sequences is an error.
 #[derive(Debug)]
-pub(crate) struct RefuseWholeAttention(PhantomData<*const ()>);
+pub(crate) struct RefuseWholeAttention(PhantomData<Rc<()>>);
 
 impl RefuseWholeAttention {
     pub(crate) fn enter() -> Self {

@@ -1,0 +1,89 @@
+//! The collectives that ranks make in each other's memory, and what they compare of them.
+
+use super::ReduceOp;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use tch::{Device, Tensor};
+
+/// A collective on contiguous tensors of the CPU.
+#[derive(Clone, Copy)]
+pub(super) enum PeerCall<'a> {
+    Barrier,
+    /// Combined in place by `op`; every rank's numbers are multiplied by `factor` before. What the caller `asked` for may need
+    /// more than that afterwards, and is to be the same on all ranks.
+    AllReduce {
+        tensor: &'a Tensor,
+        asked: ReduceOp,
+        op: torch_ext::ReduceOp,
+        factor: Option<f64>,
+    },
+    Broadcast {
+        tensor: &'a Tensor,
+        source: usize,
+    },
+    /// Every rank's `input` in its place.
+    AllGather {
+        input: &'a Tensor,
+        places: &'a [Tensor],
+    },
+    /// The same, where each rank's `input` stands for what it is about to do, whatever that is: ranks compare it themselves.
+    Compare {
+        input: &'a Tensor,
+        places: &'a [Tensor],
+    },
+    /// Rank `r` combines the `r`-th of all ranks' `rows`, in the order of ranks, in its `shard`.
+    ReduceScatter {
+        rows: &'a Tensor,
+        shard: &'a Tensor,
+        op: ReduceOp,
+    },
+    /// From each of these ranks what its `input` has from this byte on.
+    Exchange {
+        input: &'a Tensor,
+        parts: &'a [(usize, usize, Tensor)],
+    },
+}
+
+impl PeerCall<'_> {
+    /// What the call is about on this rank.
+    pub(super) fn tensor(&self) -> Option<&Tensor> {
+        match self {
+            Self::Barrier => None,
+            Self::AllReduce { tensor, .. } | Self::Broadcast { tensor, .. } => Some(tensor),
+            Self::AllGather { input, .. } | Self::Compare { input, .. } | Self::Exchange { input, .. } => Some(input),
+            Self::ReduceScatter { rows, .. } => Some(rows),
+        }
+    }
+
+    /// What others read of rank `rank`.
+    pub(super) fn shown_by(&self, rank: usize) -> Option<&Tensor> {
+        self.tensor().filter(|_| !matches!(self, Self::Broadcast { source, .. } if *source != rank))
+    }
+
+    /// Can it be made in memory?
+    pub(super) fn is_readable(&self) -> bool {
+        let lies_here = |tensor: &Tensor| tensor.device() == Device::Cpu && tensor.is_contiguous();
+        match self {
+            Self::AllGather { input, places } | Self::Compare { input, places } => {
+                lies_here(input) && places.iter().all(lies_here)
+            }
+            _ => self.tensor().is_none_or(lies_here),
+        }
+    }
+
+    pub(super) fn hash(&self, op: &str, number: i64) -> i64 {
+        let (what, how) = match self {
+            Self::Barrier => (0u8, 0),
+            Self::AllReduce { asked, .. } => (1, *asked as usize),
+            Self::Broadcast { source, .. } => (2, *source),
+            Self::AllGather { .. } => (3, 0),
+            Self::ReduceScatter { op, .. } => (4, *op as usize),
+            Self::Compare { .. } => (5, 0),
+            Self::Exchange { .. } => (6, 0),
+        };
+        let tensor = self.tensor().map(|tensor| (tensor.kind() as usize, tensor.numel()));
+        let op = if matches!(self, Self::Compare { .. }) { "" } else { op };
+        let mut hasher = DefaultHasher::new();
+        (op, number, what, how, tensor).hash(&mut hasher);
+        hasher.finish() as i64
+    }
+}
