@@ -9,7 +9,7 @@ use std::ops::Range;
 ///
 /// ```
 /// use accelerate_core::pipeline::balanced_stages;
-/// assert_eq!(balanced_stages(&[5, 1, 1, 1, 4], 2)?, [0..1, 1..5]);
+/// assert_eq!(balanced_stages(&[5, 1, 1, 1, 4], 2)?, [0..2, 2..5]);
 /// assert_eq!(balanced_stages(&[1, 1, 1, 1], 2)?, [0..2, 2..4]);
 /// assert!(balanced_stages(&[1, 1], 3).is_err());
 /// # Ok::<(), accelerate_core::Error>(())
