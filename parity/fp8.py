@@ -1,10 +1,10 @@
-"""Trains a small model in 8 bits with torchao, or by a transcription of TransformerEngine's delayed scaling, and writes what the Rust
+"""Trains a small model in FP8 with torchao, or by a transcription of TransformerEngine's delayed scaling, and writes what the Rust
 side must reproduce.
 
     torchrun --nproc_per_node W fp8.py --cases FILE --world_size W --output FOLDER [--permuted]
 
 Writes `outcomes.json`: for every case the losses of all ranks step by step, and at the end the largest values and scales of the
-layers in 8 bits. With `--permuted` the rows of every batch come in the opposite order, which changes nothing but the order in which
+FP8 layers. With `--permuted` the rows of every batch come in the opposite order, which changes nothing but the order in which
 they are added up.
 
 torchao's kernel has scales for rows on GPUs only, so all of its products are emulated. TransformerEngine computes on GPUs only, and

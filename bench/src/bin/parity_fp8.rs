@@ -1,4 +1,4 @@
-//! Trains a small model in 8 bits and writes what is compared with torchao and TransformerEngine: our half of
+//! Trains a small model in FP8 and writes what is compared with torchao and TransformerEngine: our half of
 //! `cargo xtask parity fp8`.
 //!
 //! Reads `cases.json` and writes `outcomes.json`, one entry per case, as `parity/fp8.py` does.
@@ -131,7 +131,7 @@ fn delayed_scales(state: &Value) -> Result<BTreeMap<String, Vec<f64>>> {
     Ok(scales)
 }
 
-/// Of the trained weights of layers that compute in 8 bits.
+/// Of the trained weights of layers that compute in FP8.
 fn dynamic_scales(store: &ParamStore, recipe: Float8LinearRecipeName) -> Result<BTreeMap<String, Vec<f64>>> {
     let is_rowwise = recipe != Float8LinearRecipeName::Tensorwise;
     let mut scales = BTreeMap::new();

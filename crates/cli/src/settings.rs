@@ -121,7 +121,7 @@ pub(crate) fn heading(section: &str) -> Option<&'static str> {
         "fsdp_config" => Some("Sharding (FSDP), for a program that leaves it open"),
         "deepspeed_config" => Some("Sharding (DeepSpeed configurations), for a program that leaves it open"),
         "dynamo_config" => Some("Compiled models, for a program that leaves it open"),
-        "fp8_config" => Some("Computing in 8 bits"),
+        "fp8_config" => Some("Computing in FP8"),
         "parallelism_config" => Some("Several axes of processes"),
         _ => None,
     }

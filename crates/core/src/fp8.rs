@@ -1,4 +1,4 @@
-//! Computing in 8 bits: number formats, scales, and which layers take part.
+//! Computing in FP8: number formats, scales, and which layers take part.
 //!
 //! A tensor is multiplied by a scale, so that its largest value meets the largest number of the format, and rounded to 8 bits.
 //! Dynamic scaling makes the scale of the tensor itself, as torchao 0.18 does; delayed scaling makes it of the largest values of
@@ -13,7 +13,7 @@ use crate::Result;
 use crate::config::{AmaxComputeAlgorithm, FP8BackendType, FP8Format, FP8Settings, Float8LinearRecipeName};
 use crate::error::config::ConfigErrorKind;
 
-/// A number format of 8 bits.
+/// An FP8 number format.
 ///
 /// ```
 /// use accelerate_core::fp8::Float8;
@@ -60,7 +60,7 @@ pub fn dynamic_scale(amax: f32, format: Float8, power_of_two: bool) -> f32 {
     if power_of_two { scale.log2().floor().exp2() } else { scale }
 }
 
-/// What 8 bits a layer computes in, and with which scales.
+/// Which FP8 format a layer computes in, and with which scales.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Fp8Recipe {
     /// Scales of the tensors themselves.
@@ -142,7 +142,7 @@ impl Fp8Recipe {
     }
 }
 
-/// A linear layer, as far as it matters for computing in 8 bits.
+/// A linear layer, as far as it matters for computing in FP8.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinearSize {
     /// Size of the last dim of its input.
@@ -154,7 +154,7 @@ pub struct LinearSize {
 /// What sizes have to be multiples of: the kernels of GPUs multiply blocks of so many numbers.
 pub const MULTIPLE: i64 = 16;
 
-/// Which of the linear layers of a model compute in 8 bits, by their place in `layers`, which are all of them in the order in which
+/// Which of the linear layers of a model compute in FP8, by their place in `layers`, which are all of them in the order in which
 /// they were made. The first and the last do not, because a model trains badly otherwise, and neither do layers with a size that 16
 /// does not divide (`filter_linear_layers` of the reference, `utils/ao.py`).
 ///

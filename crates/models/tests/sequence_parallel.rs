@@ -6,7 +6,7 @@ use accelerate::optim::{AdamW, Optimizer};
 use accelerate::tch::{self, Device, Kind, Tensor};
 use accelerate::{
     Accelerator, AcceleratorBuilder, FullyShardedDataParallelPlugin, MixedPrecision, ParallelismConfig, PreparedModel,
-    Result, testing,
+    Result, SeedOptions, testing,
 };
 use accelerate_models::bert::{BertConfig, BertForSequenceClassification};
 use accelerate_models::gpt2::{GPT2Config, GPT2LMHeadModel};
@@ -250,6 +250,14 @@ fn masks_in_bfloat16_are_as_precise_as_on_one_rank(#[values("sp", "cp", "ring")]
     }
 }
 
+/// Ranks that divide a sequence have tokens of their own, and random numbers if asked.
+#[test]
+fn seeds_of_their_own_go_by_sequence_ranks_too() {
+    let options = SeedOptions { device_specific: true, ..Default::default() };
+    let seeds = testing::ranks(4, builder("cp", 2, false), |accelerator| accelerator.set_seed(7, options)).unwrap();
+    assert_eq!(seeds, [7, 8, 9, 10]);
+}
+
 /// Collators make masks where there is nothing to hide.
 #[rstest]
 fn a_mask_of_tokens_alone_is_no_mask(#[values("sp", "cp")] axis: &str) {
@@ -361,6 +369,15 @@ fn what_cannot_be_divided_is_named_on_every_rank() {
 #[test]
 fn what_is_not_for_some_tokens_is_named_on_every_rank() {
     are_named_on_every_rank(&[
+        ("cp", "have to give it the same input", |accelerator| {
+            // Features, which no tokenizer has made whole numbers.
+            let features = Tensor::ones([1, 4, 3], (Kind::Float, Device::Cpu)) * accelerator.process_index() as f64;
+            accelerator.maybe_context_parallel(&features, &Default::default(), |_| Ok(()))
+        }),
+        ("cp", "they are some tokens of each rank", |accelerator| {
+            let logits = Tensor::ones([1, 4, 3], (Kind::Float, Device::Cpu)) * accelerator.process_index() as f64;
+            accelerator.gather_for_metrics(&logits).map(drop)
+        }),
         ("cp", "generate before or after", |accelerator| {
             let model = accelerator.prepare(llama(None))?;
             let _tokens = accelerator.maybe_context_parallel(

@@ -55,8 +55,7 @@ pub(crate) const ALL: &[Check] = &[
     ),
     Check::new("autocast", "the dtype of each operator's result under autocast", precision::autocast),
     Check::new("bf16", "training in bfloat16 beside float32", precision::bf16),
-    Check::new("fp8", "training in 8 bits by each recipe, beside the same numbers on the CPU", precision::fp8)
-        .within(120),
+    Check::new("fp8", "training in FP8 by each recipe, beside the same numbers on the CPU", precision::fp8).within(120),
     Check::new(
         "fp16_scaler",
         "infinite gradients skip a step and halve the scale, which grows again",

@@ -111,7 +111,7 @@ pub(crate) fn bf16(context: &Context<'_>) -> Result<Found> {
 }
 
 /// A GPU adds up in another order, and with fewer bits in the forward pass, than the CPU, which multiplies what the codes mean. So a
-/// code differs here and there, by an eighth of a number among 48; losses around 5 move less than in bfloat16 without 8 bits, whose
+/// code differs here and there, by an eighth of a number among 48; losses around 5 move less than in bfloat16 without FP8, whose
 /// bound this is.
 pub(crate) fn fp8(context: &Context<'_>) -> Result<Found> {
     let ao = |recipe| FP8RecipeKwargs::from(AORecipeKwargs { recipe_name: Some(recipe), ..Default::default() });
@@ -130,7 +130,7 @@ pub(crate) fn fp8(context: &Context<'_>) -> Result<Found> {
         let accelerator = match fp8(context.builder()) {
             Ok(accelerator) => accelerator,
             Err(error) if context.is_cuda() && error.is_config() && error.to_string().contains("8.9") => {
-                return Found::not_here("this GPU cannot multiply 8 bits, as the error says");
+                return Found::not_here("this GPU cannot multiply FP8 numbers, as the error says");
             }
             Err(error) => return Err(error.into()),
         };

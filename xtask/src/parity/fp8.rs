@@ -1,4 +1,4 @@
-//! `cargo xtask parity fp8`: training in 8 bits beside torchao, and beside TransformerEngine's definition of delayed scaling.
+//! `cargo xtask parity fp8`: training in FP8 beside torchao, and beside TransformerEngine's definition of delayed scaling.
 
 use anyhow::{Result, bail};
 use clap::Args;
@@ -8,7 +8,7 @@ use super::compare::{Parameters, losses_apart};
 use super::grid::Grid;
 use crate::python::Environment;
 
-/// Compare training in 8 bits.
+/// Compare training in FP8.
 #[derive(Debug, Args)]
 pub(super) struct Fp8 {
     /// Numbers of ranks

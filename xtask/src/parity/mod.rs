@@ -47,7 +47,7 @@ enum What {
     Precision(precision::Precision),
     /// Losses and final parameters of sharded training
     Fsdp(fsdp::Fsdp),
-    /// Losses and scales of training in 8 bits, beside torchao and a transcription of TransformerEngine's delayed scaling
+    /// Losses and scales of training in FP8, beside torchao and a transcription of TransformerEngine's delayed scaling
     Fp8(fp8::Fp8),
     /// Losses, evaluations and final parameters of models that `accelerate export-model` has compiled
     Exported(exported::Exported),

@@ -1,6 +1,6 @@
 //! From what the program says to an accelerator: the configuration is resolved here, once.
 
-use super::{Accelerator, DeepSpeed, KwargsHandler, deep_speed, eight_bits};
+use super::{Accelerator, DeepSpeed, KwargsHandler, deep_speed, fp8};
 use crate::amp::MixedPrecision;
 use crate::error::{Result, StateError};
 use crate::group::Group;
@@ -262,7 +262,7 @@ impl AcceleratorBuilder {
             }
             KwargsHandler::FP8Recipe(kwargs) => {
                 self.code.fp8 = kwargs;
-                self.handlers.push(eight_bits::HANDLER);
+                self.handlers.push(fp8::HANDLER);
             }
         }
         self
@@ -404,7 +404,7 @@ impl AcceleratorBuilder {
         lookup: Lookup<'_>,
         join: impl FnOnce(&RunConfig, Lookup<'_>) -> Result<PartialState>,
     ) -> Result<Accelerator> {
-        let (has_file, has_recipe) = (self.config_file.is_some(), self.handlers.contains(&eight_bits::HANDLER));
+        let (has_file, has_recipe) = (self.config_file.is_some(), self.handlers.contains(&fp8::HANDLER));
         let log_with = std::mem::take(&mut self.log_with);
         let mut config = self.resolve(lookup)?;
         let trackers = log_with.resolve(config.project.has_logging_dir())?;
@@ -426,7 +426,7 @@ impl AcceleratorBuilder {
             messages::warning!("{message}");
         }
         check_device(config.dynamo.compilation()?, state.device())?;
-        eight_bits::check(&config, has_recipe, &state)?;
+        fp8::check(&config, has_recipe, &state)?;
         let gradient_state =
             GradientState::new(config.gradient_accumulation.clone(), config.accelerator.partial_window)?;
         Accelerator::from_config(config, deep_speed.map(Arc::new), state, gradient_state, trackers)
@@ -498,11 +498,14 @@ fn check_device(compilation: Compilation, device: Device) -> Result<()> {
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use accelerate_core::config::{Auto, AutocastKwargs, FloatType, MixedPrecisionPolicy};
 
-    fn build(builder: AcceleratorBuilder, variables: &[(&str, &str)]) -> Result<Accelerator> {
+    pub(in crate::accelerator) fn build(
+        builder: AcceleratorBuilder,
+        variables: &[(&str, &str)],
+    ) -> Result<Accelerator> {
         let lookup = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
         builder.cpu(true).build_with(&lookup, PartialState::join)
     }

@@ -6,6 +6,7 @@ use crate::error::{Result, StateError};
 use crate::messages;
 use crate::nn::{AttentionKernel, DenseAttention, DividedSequence, ParamStore, RefuseWholeAttention};
 use crate::tensor_tree::TensorTree;
+use accelerate_core::mesh::Mesh;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use tch::Tensor;
@@ -87,11 +88,10 @@ impl Accelerator {
         let mut tensors = Vec::new();
         buffers.for_each_tensor(&mut |tensor| tensors.push(tensor.shallow_clone()));
         let group = mesh.group(&[axis])?;
-        let description = engine::describe_buffers(&tensors, &options.buffer_seq_dims)?;
-        if let Some(texts) = group.disagreement("maybe_context_parallel", &description)? {
-            return Err(StateError::DifferentInputs { per_rank: group.per_rank(&texts) }.into());
+        let dims = &options.buffer_seq_dims;
+        if let Some(per_rank) = engine::compare_buffers(&group, "maybe_context_parallel", &tensors, dims)? {
+            return Err(StateError::DifferentInputs { per_rank }.into());
         }
-        engine::compare_floating(&group, &tensors)?;
         let dims = match options.buffer_seq_dims.len() {
             0 => vec![1; tensors.len()],
             found if found == tensors.len() => options.buffer_seq_dims.clone(),
@@ -113,7 +113,8 @@ impl Accelerator {
     /// sequence.
     ///
     /// # Errors
-    /// A call outside of `body`, where nobody knows which tokens a rank has; another number of tokens than this rank has; a failure between ranks.
+    /// A call outside of `body`, where nobody knows which tokens a rank has; another number of tokens than this rank has; a failure
+    /// between ranks.
     #[track_caller]
     pub fn gather_sequence(&self, own: &Tensor, dim: i64) -> Result<Tensor> {
         let _called = crate::status::here();
@@ -129,7 +130,7 @@ impl Accelerator {
     /// Number of this process among those that divide sequences with it along `cp` or `sp`, from 0 (`context_parallel_rank` of the
     /// reference, which has none yet).
     pub fn context_parallel_rank(&self) -> usize {
-        self.mesh().rank_in(accelerate_core::mesh::Mesh::SEQUENCE, self.process_index())
+        self.mesh().rank_in(Mesh::SEQUENCE, self.process_index())
     }
 
     fn sequence(&self) -> Option<Arc<Sequence>> {
@@ -144,11 +145,10 @@ impl Accelerator {
         let group = mesh.group(&[axis])?;
         let mut tensors = Vec::new();
         tree.for_each_tensor(&mut |tensor| tensors.push(tensor.shallow_clone()));
-        let differ = |per_rank: String| StateError::DifferentSequences { call, per_rank };
-        if let Some(texts) = group.disagreement(call, &engine::describe_buffers(&tensors, &[])?)? {
-            return Err(differ(group.per_rank(&texts)).into());
+        match engine::compare_buffers(&group, call, &tensors, &[])? {
+            Some(per_rank) => Err(StateError::DifferentSequences { call, per_rank }.into()),
+            None => Ok(()),
         }
-        engine::compare_floating(&group, &tensors)
     }
 
     /// Tells, once, that ranks are to divide sequences and the program does not let them.
@@ -221,5 +221,19 @@ impl Drop for DividedScope<'_> {
     fn drop(&mut self) {
         self.divided.set(None);
         self.stores.iter().for_each(|store| store.set_attention_kernel(Arc::new(DenseAttention)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_is_told_once_and_not_after_it_has_divided_a_sequence() {
+        let told = DividedNow::default();
+        assert!(told.is_first_without() && !told.is_first_without());
+        let divided = DividedNow::default();
+        divided.set(None);
+        assert!(!divided.is_first_without());
     }
 }

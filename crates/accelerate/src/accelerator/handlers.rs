@@ -28,7 +28,7 @@ pub enum KwargsHandler {
     Autocast(AutocastKwargs),
     /// What [`Accelerator::profile`](crate::Accelerator::profile) records.
     Profile(ProfileKwargs),
-    /// Computing in 8 bits, with [`MixedPrecision::Fp8`](crate::MixedPrecision::Fp8): also made of an `AORecipeKwargs` or a
+    /// Computing in FP8, with [`MixedPrecision::Fp8`](crate::MixedPrecision::Fp8): also made of an `AORecipeKwargs` or a
     /// `TERecipeKwargs`.
     FP8Recipe(FP8RecipeKwargs),
 }

@@ -6,7 +6,7 @@ mod checkpointing;
 mod collectives;
 mod context_parallel;
 mod deep_speed;
-mod eight_bits;
+mod fp8;
 mod handlers;
 mod join;
 mod left_out;
@@ -222,7 +222,7 @@ impl Accelerator {
         self.0.precision.mixed_precision()
     }
 
-    /// Whose way to compute in 8 bits is followed (`fp8_backend` of the reference); `None` in other precisions.
+    /// Whose way to compute in FP8 is followed (`fp8_backend` of the reference); `None` in other precisions.
     ///
     /// ```
     /// use accelerate::{Accelerator, FP8BackendType, MixedPrecision, TERecipeKwargs};

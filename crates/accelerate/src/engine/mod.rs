@@ -23,7 +23,7 @@ use accelerate_core::mesh::Mesh;
 pub use comm_hook::{CommHook, GradBucket};
 pub(crate) use inventory::inventory;
 pub(crate) use sequence_parallel::{
-    Sequence, check_model as check_divides_sequences, compare_floating, describe_buffers, sequence_length,
+    Sequence, check_model as check_divides_sequences, compare_buffers, sequence_length,
 };
 use std::sync::Arc;
 pub(crate) use tensor_parallel::TensorParallel;

@@ -1,4 +1,4 @@
-//! What can go wrong with computing in 8 bits.
+//! What can go wrong with computing in FP8.
 
 use super::nn::kind_name;
 use tch::Kind;
@@ -6,7 +6,7 @@ use tch::Kind;
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Fp8Error {
     #[error(
-        "mixed_precision is fp8, and {device} cannot multiply numbers of 8 bits, for which a GPU needs compute capability 8.9 or above; \
+        "mixed_precision is fp8, and {device} cannot multiply FP8 numbers, for which a GPU needs compute capability 8.9 or above; \
          choose mixed_precision bf16"
     )]
     Device { device: String, source: tch::TchError },
@@ -17,17 +17,17 @@ pub(crate) enum Fp8Error {
     )]
     OtherBackward { path: String },
 
-    #[error("the layer {path} cannot compute in 8 bits (mixed_precision fp8): {why}; choose mixed_precision bf16")]
+    #[error("the layer {path} cannot compute in FP8 (mixed_precision fp8): {why}; choose mixed_precision bf16")]
     Layer { path: String, why: &'static str },
 
     #[error(
-        "the layer {path} computes in 8 bits, and cannot take an input of shape {found:?} and element type {}; it takes {wanted}",
+        "the layer {path} computes in FP8, and cannot take an input of shape {found:?} and element type {}; it takes {wanted}",
         kind_name(.kind)
     )]
     Input { path: String, wanted: String, found: Vec<i64>, kind: Option<Kind> },
 
     #[error(
-        "the layer {path} got {rows} rows, and a product of 8 bits on a GPU adds up over a multiple of 16; set pad_inner_dim to true, or \
+        "the layer {path} got {rows} rows, and a product in FP8 on a GPU adds up over a multiple of 16; set pad_inner_dim to true, or \
          make batches of such a size"
     )]
     Rows { path: String, rows: i64 },
@@ -38,7 +38,7 @@ pub(crate) enum Fp8Error {
     WithoutPrecision { found: String },
 
     #[error(
-        "join_uneven_inputs does not go with delayed scaling of 8 bits: each backward pass compares largest values over ranks, and ranks \
+        "join_uneven_inputs does not go with delayed scaling of FP8: each backward pass compares largest values over ranks, and ranks \
          that are out of batches have none; use even batches, or backend AO"
     )]
     Join,

@@ -1,4 +1,4 @@
-//! Numbers as codes of 8 bits with a scale, and back.
+//! Numbers as FP8 values with a scale, and back.
 
 use crate::error::Result;
 use accelerate_core::fp8::{Float8, SMALLEST_AMAX};
@@ -13,7 +13,7 @@ pub(super) fn kind_of(format: Float8) -> Kind {
     }
 }
 
-/// A matrix of 8 bits: its codes, and what its numbers were multiplied by before they were rounded.
+/// An FP8 matrix: its codes, and what its numbers were multiplied by before they were rounded.
 #[derive(Debug)]
 pub(super) struct Codes {
     pub(super) data: Tensor,

@@ -1,11 +1,11 @@
-//! Computing in 8 bits: the kernels of linear layers, and the scales that delayed scaling remembers.
+//! Computing in FP8: the kernels of linear layers, and the scales that delayed scaling remembers.
 //!
 //! `prepare` gives a kernel to each layer that [`accelerate_core::fp8::layers_in_8_bits`] names. A layer keeps its parameters as they
 //! are: a kernel makes codes of input, weight and gradient where it multiplies them. So storages, engines, optimizers and files
 //! know nothing of it.
 //!
 //! On a GPU products are those of `_scaled_mm`. On a CPU, and where a GPU has no such product, codes become numbers of 32 bits
-//! again, and those are multiplied: exactly what the codes mean, and slower than without 8 bits.
+//! again, and those are multiplied: exactly what the codes mean, and slower than without FP8.
 
 mod cast;
 mod delayed;
@@ -29,13 +29,13 @@ use torch_ext::autocast::{Autocast, autocast_dtype, is_autocast_enabled};
 /// What has become of a model's layers.
 #[derive(Debug)]
 pub(crate) struct Installed {
-    /// Number of layers that compute in 8 bits.
+    /// Number of layers that compute in FP8.
     pub(crate) num_layers: usize,
     /// What delayed scaling remembers of them.
     pub(crate) scales: Option<Arc<DelayedScales>>,
 }
 
-/// Gives back their own product to layers that an earlier `prepare` has made compute in 8 bits.
+/// Gives back their own product to layers that an earlier `prepare` has made compute in FP8.
 pub(crate) fn take_out(store: &ParamStore) {
     for (_, linear) in linears(store) {
         if let Some(before) = linear.kernel().replaced() {
@@ -44,11 +44,11 @@ pub(crate) fn take_out(store: &ParamStore) {
     }
 }
 
-/// Makes the layers of a model compute in 8 bits. Largest values of delayed scaling are those over all ranks of `group`. Not
+/// Makes the layers of a model compute in FP8. Largest values of delayed scaling are those over all ranks of `group`. Not
 /// collective.
 ///
 /// # Errors
-/// A layer that would take part and is computed in another way already; a device that cannot multiply 8 bits.
+/// A layer that would take part and is computed in another way already; a device that cannot multiply FP8 numbers.
 pub(crate) fn put_in(
     store: &ParamStore,
     recipe: Fp8Recipe,

@@ -1,4 +1,4 @@
-//! Products of matrices of 8 bits.
+//! Products of FP8 matrices.
 
 use super::cast::Codes;
 use crate::error::{Fp8Error, Result};
@@ -26,7 +26,7 @@ impl Products {
     /// What a device has. On a GPU a small product is tried: libtorch knows best what it can do.
     ///
     /// # Errors
-    /// A GPU that cannot multiply 8 bits, by its name.
+    /// A GPU that cannot multiply FP8 numbers, by its name.
     pub(crate) fn of_device(device: Device) -> Result<Self> {
         if !device.is_cuda() {
             return Ok(Self::OF_NUMBERS);

@@ -112,7 +112,7 @@ const UNREDUCED: &str = "unreduced.";
 pub(crate) struct PreparedParameters {
     pub(crate) store: ParamStore,
     pub(crate) engine: Arc<dyn Engine>,
-    /// Of a model that computes in 8 bits with delayed scaling.
+    /// Of a model that computes in FP8 with delayed scaling.
     pub(crate) scaling: Option<Arc<dyn Scaling>>,
     /// Those that refuse to be stepped by an optimizer that was not prepared.
     trained: Mutex<Vec<Param>>,

@@ -1,4 +1,4 @@
-//! Scales of a model that computes in 8 bits, where they are made of the passes before: what a session asks of them, and where their
+//! Scales of a model that computes in FP8, where they are made of the passes before: what a session asks of them, and where their
 //! state is kept.
 
 use super::PreparedParameters;

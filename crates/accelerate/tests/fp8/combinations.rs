@@ -1,4 +1,4 @@
-//! Layers that compute in 8 bits beside what else can be done with layers: it works, or it is an error that names the layer.
+//! Layers that compute in FP8 beside what else can be done with layers: it works, or it is an error that names the layer.
 
 use super::{INPUTS, Middle, OUTPUTS, builder, in_8_bits, wave};
 use accelerate::big_model::{DispatchOptions, disk_offload};
@@ -62,7 +62,7 @@ fn activation_checkpointing_changes_nothing() {
     }
 }
 
-/// The layer below an adapter computes in 8 bits, the adapter itself as before, and only that is trained.
+/// The layer below an adapter computes in FP8, the adapter itself as before, and only that is trained.
 #[test]
 fn adapters_go_around_layers_in_8_bits() -> Result<()> {
     for recipe in recipes() {
@@ -150,7 +150,7 @@ fn ranks_that_divide_layers_are_told() {
         Ok(accelerator.prepare(Middle::new()).map(drop).unwrap_err().to_string())
     });
     for error in errors.unwrap() {
-        assert!(error.contains("the layer middle cannot compute in 8 bits") && error.contains("tp_size"), "{error}");
+        assert!(error.contains("the layer middle cannot compute in FP8") && error.contains("tp_size"), "{error}");
     }
 }
 

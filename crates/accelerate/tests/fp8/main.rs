@@ -1,4 +1,4 @@
-//! Computing in 8 bits, beside a transcription of its definition with plain operations on tensors.
+//! Computing in FP8, beside a transcription of its definition with plain operations on tensors.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod combinations;
@@ -11,7 +11,7 @@ use accelerate::nn::{AnyLayer, Linear, Module, ParamStore};
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{Accelerator, AcceleratorBuilder, FP8RecipeKwargs, KwargsHandler, MixedPrecision, Result};
 
-/// A model of three layers, of which the one in the middle computes in 8 bits, and alone is used.
+/// A model of three layers, of which the one in the middle computes in FP8, and alone is used.
 struct Middle {
     store: ParamStore,
     middle: Linear,
@@ -64,12 +64,12 @@ fn builder(recipe: impl Into<KwargsHandler>) -> AcceleratorBuilder {
     Accelerator::builder().mixed_precision(MixedPrecision::Fp8).kwargs_handler(recipe)
 }
 
-/// What is no product in 8 bits is computed in 32 bits.
+/// What is no product in FP8 is computed in 32 bits.
 fn in_32_bits(recipe: impl Into<FP8RecipeKwargs>) -> FP8RecipeKwargs {
     FP8RecipeKwargs { use_autocast: Some(false), ..recipe.into() }
 }
 
-/// The paths of layers that compute in 8 bits.
+/// The paths of layers that compute in FP8.
 fn in_8_bits(store: &ParamStore) -> Vec<String> {
     let is_in_8_bits = |layer: &AnyLayer| match layer {
         AnyLayer::Linear(linear) => !format!("{:?}", linear.kernel()).starts_with("DenseKernel"),

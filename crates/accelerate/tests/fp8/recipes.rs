@@ -143,7 +143,7 @@ fn layers_that_take_no_part_are_left_alone() -> Result<()> {
     // 3 dims, and an error that names the layer.
     let output = model.forward(&wave(&[2, 3, 16], 0.0))?;
     assert_eq!((output.size(), output.kind()), (vec![2, 3, 16], Kind::Float));
-    // An accelerator without 8 bits gives the layers their own product again.
+    // An accelerator without FP8 gives the layers their own product again.
     let plain = Accelerator::builder().cpu(true).build()?;
     plain.prepare(model.into_inner())?;
     assert_eq!(in_8_bits(&store), [""; 0]);
@@ -155,7 +155,7 @@ fn an_input_that_does_not_fit_names_the_layer() {
     for recipe in [FP8RecipeKwargs::from(AORecipeKwargs::default()), TERecipeKwargs::default().into()] {
         let (_accelerator, model) = prepared(recipe);
         let error = model.forward(&wave(&[2, 7], 0.0)).unwrap_err().to_string();
-        assert!(error.contains("the layer middle computes in 8 bits") && error.contains("[.., 32]"), "{error}");
+        assert!(error.contains("the layer middle computes in FP8") && error.contains("[.., 32]"), "{error}");
         assert_eq!(model.forward(&wave(&[0, INPUTS], 0.0)).unwrap().size(), [0, OUTPUTS]);
     }
 }

@@ -53,7 +53,7 @@ fn a_run_goes_on_to_the_bit(#[values(1, 2)] world_size: usize) {
     }
 }
 
-/// A checkpoint of a run without 8 bits has no scales, and they begin anew.
+/// A checkpoint of a run without FP8 has no scales, and they begin anew.
 #[test]
 fn a_run_begins_to_compute_in_8_bits_where_another_one_has_ended() {
     let folder = tempfile::tempdir().unwrap();

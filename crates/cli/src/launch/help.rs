@@ -49,7 +49,7 @@ macro_rules! more {
            accelerate launch --use_deepspeed -h            sharding (DeepSpeed)\n  \
            accelerate launch --dynamo_backend no -h        compiled models\n  \
            accelerate launch --use_parallelism_config -h   several axes of processes\n  \
-           accelerate launch --fp8_backend ao -h           computing in 8 bits\n  \
+           accelerate launch --fp8_backend ao -h           computing in FP8\n  \
            accelerate launch --tpu -h                      TPU\n\
          With --help in place of -h, each is explained. Every flag may also be spelled with - instead of _ (--num-processes)."
     };

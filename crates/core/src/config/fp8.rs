@@ -1,22 +1,22 @@
-//! Computing in 8 bits: the settings of both ways to scale, under the names of the libraries whose ways they are.
+//! Computing in FP8: the settings of both ways to scale, under the names of the libraries whose ways they are.
 
 use crate::names::spelled_enum;
 use crate::settings::record::record;
 
 const NO_MSAMP: &str = "MS-AMP is not available, and nobody keeps it any more; choose backend AO or TE";
-const NO_PRODUCTS: &str = "a program of this library computes all three products in 8 bits, and a launch hands on no three values at \
+const NO_PRODUCTS: &str = "a program of this library computes all three products in FP8, and a launch hands on no three values at \
      once; say it in the TERecipeKwargs of a script in Python";
 const NO_GATHER: &str = "weights are gathered in bfloat16, and become FP8 values afterwards";
 
 spelled_enum! {
-    /// Whose way to compute in 8 bits is followed (`FP8BackendType` of the reference, `utils/dataclasses.py`). No library is needed.
+    /// Whose way to compute in FP8 is followed (`FP8BackendType` of the reference, `utils/dataclasses.py`). No library is needed.
     ///
     /// ```
     /// use accelerate_core::config::FP8BackendType;
     /// assert_eq!("ao".parse::<FP8BackendType>()?, FP8BackendType::AO);
     /// # Ok::<(), accelerate_core::Error>(())
     /// ```
-    FP8BackendType, "way to compute in 8 bits" {
+    FP8BackendType, "way to compute in FP8" {
         /// torchao's: a scale is made of the tensor that it is for.
         AO = "AO",
         /// TransformerEngine's: a scale is made of the largest values of the steps before.
@@ -28,7 +28,7 @@ spelled_enum! {
 
 spelled_enum! {
     /// The number formats of delayed scaling (`Format` of TransformerEngine's recipes).
-    FP8Format, "format of 8 bits" {
+    FP8Format, "FP8 format" {
         /// E4M3 in the forward pass, which has more digits, and E5M2 for gradients, which has the larger range.
         Hybrid = "HYBRID",
         /// E4M3 in both passes.
@@ -61,7 +61,7 @@ spelled_enum! {
 }
 
 record! {
-    /// Computing in 8 bits (`FP8RecipeKwargs` of the reference, `utils/dataclasses.py`, and what its recipes for
+    /// Computing in FP8 (`FP8RecipeKwargs` of the reference, `utils/dataclasses.py`, and what its recipes for
     /// TransformerEngine, torchao and MS-AMP add). It counts where mixed_precision is fp8.
     ///
     /// ```
@@ -78,9 +78,9 @@ record! {
         backend: FP8BackendType => setting().flag("fp8_backend").seed_default("TE");
         /// Which elements of a tensor have a scale together, with backend AO: tensorwise, rowwise or rowwise_with_gw_hp.
         recipe_name: Float8LinearRecipeName = Float8LinearRecipeName::Tensorwise => setting().flag("fp8_recipe_name");
-        /// Compute what is no product in 8 bits in bfloat16 where autocast does so, and not in the type of its operands.
+        /// Compute what is no product in FP8 in bfloat16 where autocast does so, and not in the type of its operands.
         use_autocast: bool = true => setting();
-        /// Compute in 8 bits in evaluation, too, with backend TE. With AO layers always do.
+        /// Compute in FP8 in evaluation, too, with backend TE. With AO layers always do.
         use_autocast_during_eval: bool = false => setting().flag("fp8_use_autocast_during_eval").switch();
         /// Leave so many powers of two between the largest value and the largest number, with backend TE.
         margin: usize = 0 => setting().flag("fp8_margin");
@@ -101,7 +101,7 @@ record! {
         /// The level of MS-AMP.
         opt_level: String = "O2".to_owned() => setting()
             .keys(&["opt_level", "optimization_level"]).flag("fp8_opt_level").refused(NO_MSAMP).for_python();
-        /// Gather weights in 8 bits, with backend AO.
+        /// Gather weights in FP8, with backend AO.
         enable_fsdp_float8_all_gather: bool = false => setting()
             .flag("fp8_enable_fsdp_float8_all_gather").reference_default("true").without_effect(NO_GATHER);
         /// Pad the dim along which a product on a GPU adds up to a multiple of 16. Without it, a number of rows that 16 does not divide

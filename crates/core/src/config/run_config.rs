@@ -171,7 +171,7 @@ records! {
     parallelism: ParallelismConfig => ParallelismSettings,
     /// Tensor parallelism.
     tensor_parallel: TorchTensorParallelPlugin => TensorParallelSettings,
-    /// Computing in 8 bits.
+    /// Computing in FP8.
     fp8: FP8RecipeKwargs => FP8Settings,
     /// Quantised weights.
     quantization: BnbQuantizationConfig => QuantizationSettings,

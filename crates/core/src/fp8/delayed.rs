@@ -21,7 +21,7 @@ pub struct DelayedScaling {
     pub amax_history_len: usize,
     /// Does the last of them count? Otherwise the largest.
     pub is_most_recent: bool,
-    /// Is evaluation in 8 bits, too?
+    /// Is evaluation in FP8, too?
     pub during_eval: bool,
     /// Pad what a product on a GPU adds up along.
     pub pad_inner_dim: bool,

@@ -391,6 +391,15 @@ fn warnings_tell_what_will_happen(#[case] text: &str, #[case] num_gpus: usize, #
     &["deepspeed_config.offload_param_nvme_path is /a (run.yaml:5:3)", "deepspeed_config.zero3_init_flag is true (run.yaml:4:3)"]
 )]
 #[case("use_deepspeed: true\ndeepspeed_config:\n  zero_stage: 3\n  zero3_init_flag: true\n", &[])]
+#[case(
+    "num_processes: 2\nparallelism_config:\n  parallelism_config_sp_size: 2\n  parallelism_config_sp_seq_length: 8\n",
+    &["parallelism_config.parallelism_config_sp_seq_length is 8 (run.yaml:4:3), which has no effect: sequences may have any length"]
+)]
+#[case(
+    "num_processes: 2\nparallelism_config:\n  parallelism_config_sp_size: 2\n  parallelism_config_sp_seq_length: 8\n  \
+     parallelism_config_sp_seq_length_is_variable: false\n",
+    &[]
+)]
 fn settings_that_others_make_meaningless_are_all_named(#[case] text: &str, #[case] wanted: &[&str]) {
     let file = Some(ConfigFile::read(text, "run.yaml".as_ref()).unwrap());
     let unused: Vec<_> = RunConfig::resolve(Sources { file, ..Default::default() })

@@ -1,7 +1,7 @@
 //! What becomes of each kind of object, once it is known what all objects of the call tell.
 
 use super::{PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel, compile};
-use crate::accelerator::{Accelerator, eight_bits};
+use crate::accelerator::{Accelerator, fp8};
 use crate::amp::float_kind;
 use crate::data::{DataLoader, DataLoaderShard, LoaderKind, LoaderSettings, Shares};
 use crate::engine::{self, TensorParallel};
@@ -60,7 +60,7 @@ impl Preparation<'_> {
             // Ranks connect now, and not at some batch.
             accelerator.session().mesh.group(&[axis])?;
         }
-        let scaling = eight_bits::prepare(accelerator, &store)?;
+        let scaling = fp8::prepare(accelerator, &store)?;
         let tensor_parallel = self.tensor_parallel(&model)?;
         let sharding = config.fsdp_in_use().map(|plugin| (plugin, accelerator.mixed_precision()));
         let engine = engine::start(&engine::Start {

@@ -170,30 +170,32 @@ fn cast(heads: [&Tensor; 3]) -> Result<[Tensor; 3]> {
     Ok([query?, key?, value?])
 }
 
-/// What the ranks that divide a sequence have to have alike: numbers that are no floats to the bit.
-pub(crate) fn describe_buffers(buffers: &[Tensor], dims: &[i64]) -> Result<String> {
+/// What each of the ranks that divide a sequence has, if these tensors, or their `dims`, are not the same on all of them: whole numbers
+/// to the bit, others up to their last digits. Collective.
+pub(crate) fn compare_buffers(
+    group: &Group,
+    op: &'static str,
+    buffers: &[Tensor],
+    dims: &[i64],
+) -> Result<Option<String>> {
+    let _no_grad = tch::no_grad_guard();
     let describe = |tensor: &Tensor| -> Result<String> {
         let content = if is_floating(tensor.f_kind()?) { 0 } else { hash_of(&tensor.f_detach()?)? };
         Ok(format!("{} {content:016x}", shape_text(tensor)))
     };
     let texts = buffers.iter().map(describe).collect::<Result<Vec<_>>>()?;
     let dims = if dims.is_empty() { String::new() } else { format!(" along dims {dims:?}") };
-    Ok(format!("{}{dims}", texts.join(", ")))
-}
-
-/// Makes sure that the ranks that divide a sequence have the same floating-point numbers, up to their last digits, in tensors whose
-/// shapes are known to be equal. Collective.
-///
-/// # Errors
-/// The first tensor that differs.
-pub(crate) fn compare_floating(group: &Group, buffers: &[Tensor]) -> Result<()> {
-    let _no_grad = tch::no_grad_guard();
-    for buffer in buffers {
-        if is_floating(buffer.f_kind()?) && buffer.numel() > 0 {
-            compare_numbers(group, &buffer.f_detach()?)?;
+    if let Some(texts) = group.disagreement(op, &format!("{}{dims}", texts.join(", ")))? {
+        return Ok(Some(group.per_rank(&texts)));
+    }
+    for buffer in buffers.iter().filter(|buffer| buffer.numel() > 0) {
+        if is_floating(buffer.f_kind()?)
+            && let Some(per_rank) = compare_numbers(group, &buffer.f_detach()?)?
+        {
+            return Ok(Some(per_rank));
         }
     }
-    Ok(())
+    Ok(None)
 }
 
 /// Number of tokens that the first buffer has.

@@ -399,7 +399,7 @@ pub(super) static ROWS: &[Row] = &[
     .when(|known| !known.is_yes(HAS_DEEPSPEED_FILE)),
     setting(
         FP8_BACKEND,
-        "Whose way to compute in 8 bits shall be followed?",
+        "Whose way to compute in FP8 shall be followed?",
         "A script in Python needs that library; a program of this library needs none.",
     )
     .when(|known| known.is(PRECISION, "fp8"))
@@ -419,7 +419,7 @@ pub(super) static ROWS: &[Row] = &[
     .when(|known| known.is(FP8_BACKEND, "AO") && !known.is_for_python()),
     setting(
         "fp8_config.use_autocast_during_eval",
-        "Shall evaluation compute in 8 bits, too?",
+        "Shall evaluation compute in FP8, too?",
         "Metrics are usually better without.",
     )
     .when(Known::uses_transformer_engine),
@@ -434,7 +434,7 @@ pub(super) static ROWS: &[Row] = &[
     .check(|_, text| above_zero(text)),
     setting(
         "fp8_config.fp8_format",
-        "Which format shall the 8 bits have?",
+        "Which format shall FP8 numbers have?",
         "HYBRID has more digits forward (E4M3), and a larger range backward (E5M2).",
     )
     .when(Known::uses_transformer_engine)
@@ -471,7 +471,7 @@ pub(super) static ROWS: &[Row] = &[
     .words(|_| vec![("O1", ""), ("O2", "")]),
     setting(
         "fp8_config.enable_fsdp_float8_all_gather",
-        "Shall FSDP gather parameters in 8 bits?",
+        "Shall FSDP gather parameters in FP8?",
         "Half as many bytes travel.",
     )
     .when(|known| known.is(FP8_BACKEND, "AO")),

@@ -20,7 +20,7 @@ pub(super) fn normalise(partial: &mut PartialRunConfig, origins: &mut Origins, n
     sharding(partial, origins)?;
     axes(partial, origins);
     if !notes.is_for_python {
-        eight_bits(partial, origins, &mut notes.messages)?;
+        fp8(partial, origins, &mut notes.messages)?;
     }
     accumulation(partial, origins)?;
     match partial.cluster.use_fsdp {
@@ -186,7 +186,7 @@ fn axes(partial: &mut PartialRunConfig, origins: &mut Origins) {
 }
 
 /// Who speaks of delayed scaling wants it. What counts with the other backend changes nothing.
-fn eight_bits(partial: &mut PartialRunConfig, origins: &mut Origins, messages: &mut Messages) -> Result<()> {
+fn fp8(partial: &mut PartialRunConfig, origins: &mut Origins, messages: &mut Messages) -> Result<()> {
     const BACKEND: &str = "fp8_config.backend";
     if partial.fp8.backend.is_none() && partial.fp8.speaks_of_delayed_scaling() {
         partial.fp8.backend = Some(FP8BackendType::TE);

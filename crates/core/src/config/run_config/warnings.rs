@@ -55,7 +55,7 @@ const CONDITIONS: [Condition; 9] = [
     Condition {
         section: "fp8_config",
         field: "",
-        needed: "nothing is computed in 8 bits; set mixed_precision to fp8",
+        needed: "nothing is computed in FP8; set mixed_precision to fp8",
         is_met: |run| run.cluster.mixed_precision == MixedPrecision::Fp8,
     },
     Condition {
@@ -158,7 +158,7 @@ impl RunConfig {
                 && condition.is_about(setting.field)
                 && !["cp_size", "sp_size"].contains(&setting.field)
         };
-        let condition = CONDITIONS.iter().find(is_about).filter(|condition| !(condition.is_met)(self))?;
+        let condition = CONDITIONS.iter().filter(is_about).find(|condition| !(condition.is_met)(self))?;
         let found = self.text(setting).filter(|found| !setting.asks_for_nothing(found))?;
         Some(Message { setting: setting.path, found, origin: origin.clone(), why: condition.needed.to_owned() })
     }

@@ -1,4 +1,4 @@
-//! Computing in 8 bits, where accelerators are made and models are prepared.
+//! Computing in FP8, where accelerators are made and models are prepared.
 
 use super::Accelerator;
 use crate::amp::MixedPrecision;
@@ -16,10 +16,10 @@ use std::sync::Arc;
 /// The kind of handlers that say how: those of the reference's libraries are this one, too, so that one is given at most.
 pub(super) const HANDLER: &str = "FP8RecipeKwargs";
 
-/// Can this process compute in 8 bits, if it is to? On a CPU that is told, once. `has_recipe`: a handler was given.
+/// Can this process compute in FP8, if it is to? On a CPU that is told, once. `has_recipe`: a handler was given.
 ///
 /// # Errors
-/// A recipe that cannot be had; one that goes with another precision; a GPU that cannot multiply 8 bits.
+/// A recipe that cannot be had; one that goes with another precision; a GPU that cannot multiply FP8 numbers.
 pub(super) fn check(config: &RunConfig, has_recipe: bool, state: &PartialState) -> Result<()> {
     let precision = config.cluster.mixed_precision;
     if precision != MixedPrecision::Fp8 {
@@ -30,14 +30,14 @@ pub(super) fn check(config: &RunConfig, has_recipe: bool, state: &PartialState) 
     Products::of_device(state.device())?;
     if !state.device().is_cuda() && state.is_main_process() {
         messages::warning!(
-            "mixed_precision is fp8 on a CPU, which multiplies no numbers of 8 bits: what they mean is computed exactly, in 32 bits, and \
+            "mixed_precision is fp8 on a CPU, which multiplies no FP8 numbers: what they mean is computed exactly, in 32 bits, and \
              slower than without; it shows what a training on a GPU will do"
         );
     }
     Ok(())
 }
 
-/// Makes the layers of a model compute in 8 bits, if that is the precision; what delayed scaling remembers of them.
+/// Makes the layers of a model compute in FP8, if that is the precision; what delayed scaling remembers of them.
 ///
 /// # Errors
 /// A layer that would take part and is computed in another way already.
@@ -52,7 +52,7 @@ pub(super) fn prepare(accelerator: &Accelerator, store: &ParamStore) -> Result<O
     let Installed { num_layers, scales } = fp8::put_in(store, recipe, &session.group, is_tensor_parallel)?;
     if num_layers == 0 && accelerator.is_main_process() {
         messages::warning!(
-            "mixed_precision is fp8, and no layer of the model computes in 8 bits: the first and the last linear layer do not, and \
+            "mixed_precision is fp8, and no layer of the model computes in FP8: the first and the last linear layer do not, and \
              neither do those with a size that 16 does not divide"
         );
     }
@@ -64,12 +64,8 @@ pub(super) fn prepare(accelerator: &Accelerator, store: &ParamStore) -> Result<O
 mod tests {
     use super::*;
     use crate::accelerator::AcceleratorBuilder;
+    use crate::accelerator::builder::tests::build;
     use accelerate_core::config::{AORecipeKwargs, FP8BackendType, FP8RecipeKwargs, TERecipeKwargs};
-
-    fn build(builder: AcceleratorBuilder, variables: &[(&str, &str)]) -> Result<Accelerator> {
-        let lookup = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
-        builder.cpu(true).build_with(&lookup, PartialState::join)
-    }
 
     #[test]
     fn what_does_not_go_together_is_named() {
