@@ -502,10 +502,7 @@ pub(super) mod tests {
     use super::*;
     use accelerate_core::config::{Auto, AutocastKwargs, FloatType, MixedPrecisionPolicy};
 
-    pub(in crate::accelerator) fn build(
-        builder: AcceleratorBuilder,
-        variables: &[(&str, &str)],
-    ) -> Result<Accelerator> {
+    pub(crate) fn build(builder: AcceleratorBuilder, variables: &[(&str, &str)]) -> Result<Accelerator> {
         let lookup = |name: &str| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned());
         builder.cpu(true).build_with(&lookup, PartialState::join)
     }
