@@ -15,10 +15,17 @@ mod ls;
 mod numbers;
 mod report;
 mod tensors;
+mod unchanged;
 mod values;
 mod verify;
 mod weights;
 
+#[cfg(test)]
+pub(crate) use convert::sample;
+pub(crate) use folder::newest_in;
+#[cfg(test)]
+pub(crate) use unchanged::Changed;
+pub(crate) use unchanged::Seen;
 pub(crate) use verify::is_as_saved;
 pub(crate) use weights::model_weights;
 

@@ -69,14 +69,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     if arguments.unsafe_serialization {
         return Err(MergeError::UnsafeSerialization.into());
     }
-    let is_own = check_own(checkpoint_directory, arguments.remove_checkpoint_dir)?;
     if arguments.remove_checkpoint_dir {
         check_apart(checkpoint_directory, output_path)?;
     }
-    let mut weights = match is_own {
-        true => crate::checkpoint::model_weights(checkpoint_directory)?,
-        false => weights::open(checkpoint_directory)?,
-    };
+    let Opened { seen, mut weights } = Opened::open(checkpoint_directory, arguments.remove_checkpoint_dir)?;
     tell_what_is_left_out(&weights);
     if weights.tensors.is_empty() {
         return Err(MergeError::NoTensors { folder: checkpoint_directory.clone(), others: weights.others }.into());
@@ -85,7 +81,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         check_all_is_merged(checkpoint_directory, &weights)?;
     }
     let (num_tensors, num_bytes) = (weights.tensors.len(), weights.num_bytes());
-    let written = weights::write(&mut weights, output_path, arguments.max_shard_size)?;
+    let is_of_one_save = || Ok(seen.check()?);
+    let written = weights::write(&mut weights, output_path, arguments.max_shard_size, &is_of_one_save)?;
     crate::print_message(&format!(
         "accelerate merge-weights: {}, {}, {} in {written}",
         counted(num_tensors, "tensor"),
@@ -211,3 +208,23 @@ fn tell_what_is_left_out(weights: &Weights) {
 }
 
 const _: () = assert!(DEFAULT_MAX_SHARD_BYTES == 10_000_000_000, "the default of --max_shard_size says so");
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use crate::checkpoint::Changed;
+    use crate::checkpoint::sample::{save_over, write_sample};
+
+    #[test]
+    fn a_save_meanwhile_is_an_error_and_nothing_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let [input, output] = ["in", "out"].map(|name| folder.path().join(name));
+        write_sample(&input, 1.0);
+        let Opened { seen, mut weights } = Opened::open(&input, false).unwrap();
+        save_over(&input, 2.0);
+        let error = weights::write(&mut weights, &output, 1 << 20, &|| Ok(seen.check()?)).unwrap_err();
+        assert!(error.is::<Changed>(), "{error}");
+        assert!(!output.exists());
+    }
+}

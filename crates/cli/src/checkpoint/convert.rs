@@ -6,6 +6,9 @@
 mod error;
 mod from_python;
 mod objects;
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+pub(crate) mod sample;
 mod staged;
 mod state;
 mod to_python;
@@ -24,6 +27,7 @@ use serde::Serialize;
 
 use super::folder::list;
 use super::report::{Align, Table};
+use super::unchanged::Seen;
 use error::ConvertError;
 use staged::Staged;
 
@@ -112,6 +116,39 @@ impl Report {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let report = Converted::write(arguments)?.commit()?;
+    let text = match arguments.json {
+        true => serde_json::to_string_pretty(&report)? + "\n",
+        false => described(&report, report.to == "accelerate" && arguments.dataloaders == 0),
+    };
+    Ok(crate::print_coloured(&text)?)
+}
+
+/// A checkpoint of which all is written, and nothing is there under its own name.
+struct Converted {
+    /// What was in the source before any of it was read.
+    seen: Seen,
+    staged: Staged,
+    report: Report,
+}
+
+impl Converted {
+    fn write(arguments: &Arguments) -> Result<Self, Box<dyn Error>> {
+        let seen = Seen::of(&arguments.source);
+        let (staged, report) = write(arguments)?;
+        Ok(Self { seen, staged, report })
+    }
+
+    /// Gives the folder its name, if all that is in it is of one save.
+    fn commit(self) -> Result<Report, Box<dyn Error>> {
+        self.seen.check()?;
+        self.staged.commit()?;
+        Ok(self.report)
+    }
+}
+
+/// Writes the other checkpoint beside where it will be, and says what became of it.
+fn write(arguments: &Arguments) -> Result<(Staged, Report), Box<dyn Error>> {
     let Arguments { source, destination, .. } = arguments;
     let names = list(source)?;
     let is_own = names.iter().any(|name| *name == SaveManifest::file_name(STEM) || name == DESCRIPTION);
@@ -142,12 +179,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
             }
         }
     }
-    staged.commit()?;
-    let text = match arguments.json {
-        true => serde_json::to_string_pretty(&report)? + "\n",
-        false => described(&report, !is_own && arguments.dataloaders == 0),
-    };
-    Ok(crate::print_coloured(&text)?)
+    Ok((staged, report))
 }
 
 /// Flags that only say something of a checkpoint of Python's.
@@ -190,4 +222,25 @@ fn described(report: &Report, has_no_loaders: bool) -> String {
         text += "\nA program that prepares data loaders asks for their state, too: convert with --dataloaders and their number.\n";
     }
     text
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_save_meanwhile_is_an_error_and_nothing_is_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let [source, destination] = ["src", "dst"].map(|name| folder.path().join(name));
+        sample::write_sample(&source, 1.0);
+        let (parameter_names, dataloaders, json) = (Vec::new(), 0, false);
+        let arguments = Arguments { source: source.clone(), destination, parameter_names, dataloaders, json };
+        let converted = Converted::write(&arguments).unwrap();
+        sample::save_over(&source, 2.0);
+        let error = converted.commit().unwrap_err();
+        assert!(error.is::<super::super::Changed>(), "{error}");
+        assert!(!arguments.destination.exists());
+        Converted::write(&arguments).unwrap().commit().unwrap();
+    }
 }

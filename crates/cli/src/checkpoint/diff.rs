@@ -20,6 +20,7 @@ use super::folder::OpenCheckpoint;
 use super::numbers::Difference;
 use super::report::progress_bar;
 use super::tensors::{Bytes, Reader};
+use super::unchanged::Seen;
 use super::values::{ValueDifference, differences};
 use super::verify::check_contents;
 use crate::print_error;
@@ -137,8 +138,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn compare_and_show(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
-    let checkpoints = [open_checked(&arguments.a)?, open_checked(&arguments.b)?];
-    let comparison = compare(&checkpoints, arguments)?;
+    let opened = [open_checked(&arguments.a)?, open_checked(&arguments.b)?];
+    let comparison = compare(&opened, arguments)?;
     let text = match arguments.json {
         true => serde_json::to_string_pretty(&comparison)? + "\n",
         false => show::comparison(&comparison),
@@ -149,19 +150,31 @@ fn compare_and_show(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
 
 /// The checkpoint, or the newest of a project, whose files are those that were saved. A run that goes on may remove one that is being
 /// read, and then has a newer one.
-fn open_checked(folder: &Path) -> Result<OpenCheckpoint, CheckpointError> {
+fn open_checked(folder: &Path) -> Result<Opened, CheckpointError> {
     const MOST_TRIES: usize = 10;
-    for _ in 1..MOST_TRIES {
+    let open = || {
         let checkpoint = OpenCheckpoint::open_newest(folder)?;
-        match check_contents_of(&checkpoint) {
-            Ok(()) => return Ok(checkpoint),
-            Err(_) if checkpoint.save.folder != folder && !checkpoint.save.folder.exists() => {}
+        Ok(Opened { seen: Seen::of(&checkpoint.save.folder), checkpoint })
+    };
+    for _ in 1..MOST_TRIES {
+        let opened = open()?;
+        let found = &opened.checkpoint.save.folder;
+        match check_contents_of(&opened.checkpoint) {
+            Ok(()) => return Ok(opened),
+            Err(_) if found != folder && !found.exists() => {}
             Err(error) => return Err(error),
         }
     }
-    let checkpoint = OpenCheckpoint::open_newest(folder)?;
-    check_contents_of(&checkpoint)?;
-    Ok(checkpoint)
+    let opened = open()?;
+    check_contents_of(&opened.checkpoint)?;
+    Ok(opened)
+}
+
+/// A checkpoint of which the content was verified.
+struct Opened {
+    /// What was in its folder before that.
+    seen: Seen,
+    checkpoint: OpenCheckpoint,
 }
 
 /// Makes sure that the files are those that were saved.
@@ -173,7 +186,8 @@ fn check_contents_of(checkpoint: &OpenCheckpoint) -> Result<(), CheckpointError>
     faults.into_iter().next().map_or(Ok(()), |fault| Err(damaged(fault)))
 }
 
-fn compare([a, b]: &[OpenCheckpoint; 2], arguments: &Arguments) -> Result<Comparison, Box<dyn Error>> {
+fn compare(opened: &[Opened; 2], arguments: &Arguments) -> Result<Comparison, Box<dyn Error>> {
+    let [a, b] = opened.each_ref().map(|opened| &opened.checkpoint);
     let objects = [&a.description.objects, &b.description.objects];
     let names = names_to_compare(objects, &arguments.objects)?;
     let tensors = names.iter().filter_map(|name| objects[0].get(*name)).flat_map(|object| object.tensors.values());
@@ -188,6 +202,8 @@ fn compare([a, b]: &[OpenCheckpoint; 2], arguments: &Arguments) -> Result<Compar
         compared.insert(name.clone(), object);
     }
     comparer.bar.finish_and_clear();
+    // What was compared may have been of two saves.
+    opened.iter().try_for_each(|opened| opened.seen.check())?;
     let window = |open: &OpenCheckpoint| serde_json::to_value(open.description.accumulation);
     let accumulation = match arguments.objects.is_empty() {
         true => differences("", &window(a)?, &window(b)?, None),
@@ -309,5 +325,26 @@ impl Comparer<'_> {
 
     fn read_error(&self, side: usize, source: Fault) -> ReadError {
         ReadError { folder: self.readers[side].folder().to_owned(), source }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::Changed;
+    use super::super::sample::{save_over, write_sample};
+    use super::*;
+
+    #[test]
+    fn a_save_meanwhile_is_no_difference() {
+        let folder = tempfile::tempdir().unwrap();
+        let [a, b] = ["a", "b"].map(|name| folder.path().join(name));
+        [&a, &b].into_iter().for_each(|folder| write_sample(folder, 1.0));
+        let arguments = Arguments { a, b, objects: Vec::new(), tolerance: None, json: false };
+        let opened = [&arguments.a, &arguments.b].map(|folder| open_checked(folder).unwrap());
+        assert!(compare(&opened, &arguments).unwrap().equal);
+        save_over(&arguments.b, 2.0);
+        let error = compare(&opened, &arguments).unwrap_err();
+        assert!(error.is::<Changed>(), "{error}");
     }
 }

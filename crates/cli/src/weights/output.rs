@@ -1,6 +1,7 @@
 //! Tensors of any origin, written as safetensors files that appear when all of them are complete.
 
 use std::collections::HashMap;
+use std::error::Error;
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufWriter, ErrorKind};
 use std::os::unix::fs::PermissionsExt;
@@ -18,11 +19,19 @@ use super::copy::{BLOCK_BYTES, Copier, Sink};
 use super::error::WeightsError;
 use super::input::{Tensor, Weights, unreadable};
 
+/// Whether what was read is what it was taken for, asked when all is written and nothing has its name.
+pub(crate) type Check<'a> = &'a dyn Fn() -> Result<(), Box<dyn Error>>;
+
 /// Writes the weights into a folder: `model.safetensors`, or several files of at most `max_shard_bytes` and their index. Where
 /// they are is returned in words.
-pub(crate) fn write(weights: &mut Weights, folder: &Path, max_shard_bytes: u64) -> Result<String, WeightsError> {
+pub(crate) fn write(
+    weights: &mut Weights,
+    folder: &Path,
+    max_shard_bytes: u64,
+    check: Check<'_>,
+) -> Result<String, Box<dyn Error>> {
     let is_new = prepare(folder)?;
-    let written = write_into(weights, folder, max_shard_bytes);
+    let written = write_into(weights, folder, max_shard_bytes, check);
     if written.is_err() && is_new {
         // Nothing is in it. The error that led here is the one to report.
         let _ = fs::remove_dir(folder);
@@ -50,7 +59,12 @@ fn prepare(folder: &Path) -> Result<bool, WeightsError> {
     Ok(false)
 }
 
-fn write_into(weights: &mut Weights, folder: &Path, max_shard_bytes: u64) -> Result<String, WeightsError> {
+fn write_into(
+    weights: &mut Weights,
+    folder: &Path,
+    max_shard_bytes: u64,
+    check: Check<'_>,
+) -> Result<String, Box<dyn Error>> {
     let Weights { files, tensors, .. } = weights;
     let sizes: Vec<_> = tensors.iter().map(|tensor| (tensor.name.clone(), tensor.num_bytes())).collect();
     let WeightFiles { files: planned, index } = WeightFiles::plan(&sizes, max_shard_bytes, DEFAULT_STEM);
@@ -71,6 +85,7 @@ fn write_into(weights: &mut Weights, folder: &Path, max_shard_bytes: u64) -> Res
         complete.push(file.finish()?);
     }
     bar.finish_and_clear();
+    check()?;
     let num_files = complete.len();
     let last = put_in_place(folder, complete)?;
     Ok(match num_files {
