@@ -75,7 +75,10 @@ impl Distance {
 
 /// The number that these bytes are, if the element type has numbers that Python has, too.
 pub(super) fn number<T>(dtype: Dtype, bytes: &[u8]) -> Option<Plain<T>> {
-    let whole = || i64::try_from(integer(dtype, bytes)?).ok().map(Plain::Int);
+    let whole = || {
+        let number = integer(dtype, bytes)?;
+        i64::try_from(number).map(Plain::Int).or_else(|_| u64::try_from(number).map(Plain::LargeInt)).ok()
+    };
     float(dtype, bytes).map(Plain::Float).or_else(whole)
 }
 

@@ -1,6 +1,7 @@
 //! `accelerate checkpoint convert` on what Python Accelerate has saved, on what this library saves, and on everything else.
 
 mod hostile;
+mod numbers;
 
 use std::collections::BTreeMap;
 use std::fs;

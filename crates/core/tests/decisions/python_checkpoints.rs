@@ -36,6 +36,9 @@ fn read(file: &[u8]) -> Plain<StoredTensor> {
 #[case(Plain::Int(i64::MIN))]
 #[case(Plain::Int(-1))]
 #[case(Plain::Int(2_147_483_648))]
+#[case(Plain::Int(i64::MAX))]
+#[case(Plain::LargeInt(1 << 63))]
+#[case(Plain::LargeInt(u64::MAX))]
 #[case(Plain::Float(-0.1))]
 #[case(Plain::Float(f64::INFINITY))]
 #[case(Plain::text("a name, ä"))]
@@ -113,6 +116,7 @@ fn what_json_cannot_say_is_noted_by_its_path() {
 #[case(json!({ "a": [1, 2.5, null, true, "x"], "b": { "c": -7 } }))]
 #[case(json!([]))]
 #[case(json!(0.1))]
+#[case(json!([u64::MAX, 9_223_372_036_854_775_808_u64, i64::MIN]))]
 fn json_is_the_same_after_both_ways(#[case] value: serde_json::Value) {
     assert_eq!(to_json(&from_json::<()>(&value), "", &mut Left::default()), Some(value));
 }

@@ -8,7 +8,7 @@ use accelerate_core::checkpoint::python::{
     Left, Origin, Parameters, PythonFile, PythonOptimizer, name_parameters, object_name, to_json,
 };
 use accelerate_core::checkpoint::{Checkpoint, checkpoint_number};
-use accelerate_core::weight_files::{Plain, StoredTensor, listed};
+use accelerate_core::weight_files::{Plain, StoredTensor, listed, shown};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
@@ -197,11 +197,23 @@ impl<'a> Reader<'a> {
         let values = optimizer.to_groups(&names, &mut left).map_err(failed)?;
         let mut stored: Vec<Option<Tensor>> = tensors.into_iter().map(Some).collect();
         let mut tensors = Vec::new();
+        let mut rounded = Vec::new();
         for (name, value) in optimizer.named_state(&names).map_err(failed)? {
-            tensors.extend(match value {
-                Plain::Tensor(number) => stored[*number].take().map(|tensor| Tensor { name, ..tensor }),
-                value => scalar(name, value),
-            });
+            if let Plain::Tensor(number) = value {
+                tensors.extend(stored[*number].take().map(|tensor| Tensor { name, ..tensor }));
+                continue;
+            }
+            let tensor = scalar(name, value).map_err(|reason| ConvertError::Values { path: path.clone(), reason })?;
+            if tensor.dtype != Dtype::F32 {
+                rounded.push(tensor.name.clone());
+            }
+            tensors.push(tensor);
+        }
+        if !rounded.is_empty() {
+            let what = format!("{file}: the last digits of {}", listed(&rounded, MOST_LISTED_BYTES));
+            let reason =
+                "the checkpoint has them as 64-bit floats; load_state makes 32-bit floats of such state, and rounds";
+            self.report.leave(what, reason);
         }
         let object = Object { name: object_name("optimizer", number), weights: in_files(files, tensors), values };
         self.leave(file, left);
@@ -412,14 +424,25 @@ fn in_files(files: Files, tensors: Vec<Tensor>) -> Weights {
     Weights { files, tensors, ..Weights::default() }
 }
 
-/// A number as the tensor that PyTorch has in its place today.
-fn scalar<T>(name: String, value: &Plain<T>) -> Option<Tensor> {
-    let number = match value {
-        Plain::Int(number) => *number as f32,
-        Plain::Float(number) => *number as f32,
-        _ => return None,
+/// A number as the tensor that PyTorch has in its place today: of 32-bit floats, and where these do not have the number, of
+/// 64-bit ones. The error says that neither has it.
+fn scalar<T>(name: String, value: &Plain<T>) -> Result<Tensor, String> {
+    let of_whole = |number: i128| Some(number as f64).filter(|float| *float as i128 == number);
+    let (number, found) = match value {
+        Plain::Int(number) => (of_whole((*number).into()), number.to_string()),
+        Plain::LargeInt(number) => (of_whole((*number).into()), number.to_string()),
+        Plain::Float(number) => (Some(*number), number.to_string()),
+        other => (None, other.kind()),
     };
-    Some(Tensor { name, dtype: Dtype::F32, shape: Vec::new(), data: Data::Bytes(number.to_le_bytes().to_vec()) })
+    let number = number.ok_or_else(|| {
+        format!("its state `{}` is {found}, which is not a number that a 64-bit float has", shown(&name))
+    })?;
+    let short = number as f32;
+    let (dtype, bytes) = match number.is_nan() || f64::from(short) == number {
+        true => (Dtype::F32, short.to_le_bytes().to_vec()),
+        false => (Dtype::F64, number.to_le_bytes().to_vec()),
+    };
+    Ok(Tensor { name, dtype, shape: Vec::new(), data: Data::Bytes(bytes) })
 }
 
 /// What an optimizer of these models may train.

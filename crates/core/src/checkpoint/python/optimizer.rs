@@ -250,7 +250,7 @@ impl<T> PythonOptimizer<T> {
                 match value {
                     // SGD without momentum.
                     Plain::None => continue,
-                    Plain::Tensor(_) | Plain::Int(_) | Plain::Float(_) => {}
+                    Plain::Tensor(_) | Plain::Int(_) | Plain::LargeInt(_) | Plain::Float(_) => {}
                     other => {
                         let (name, found) = (format!("{}.{}", shown(name), shown(parameter)), other.kind());
                         return Err(wrong(format!("its state `{name}` is {found}")));

@@ -30,6 +30,7 @@ pub fn to_json<T>(value: &Plain<T>, path: &str, left: &mut Left) -> Option<Value
         Plain::None => Value::Null,
         Plain::Bool(value) => (*value).into(),
         Plain::Int(value) => (*value).into(),
+        Plain::LargeInt(value) => (*value).into(),
         Plain::Float(value) => match Number::from_f64(*value) {
             Some(number) => number.into(),
             None => {
@@ -77,10 +78,11 @@ pub fn from_json<T>(value: &Value) -> Plain<T> {
     match value {
         Value::Null => Plain::None,
         Value::Bool(value) => Plain::Bool(*value),
-        // Larger whole numbers are none of a state's; as a number with a point they are what JSON's readers make of them.
-        Value::Number(number) => {
-            number.as_i64().map_or_else(|| Plain::Float(number.as_f64().unwrap_or(f64::NAN)), Plain::Int)
-        }
+        Value::Number(number) => match (number.as_i64(), number.as_u64()) {
+            (Some(number), _) => Plain::Int(number),
+            (None, Some(number)) => Plain::LargeInt(number),
+            (None, None) => Plain::Float(number.as_f64().unwrap_or(f64::NAN)),
+        },
         Value::String(text) => Plain::text(text),
         Value::Array(items) => Plain::List(items.iter().map(from_json).collect()),
         Value::Object(object) => Plain::dict(object.iter().map(|(key, value)| (key, from_json(value)))),

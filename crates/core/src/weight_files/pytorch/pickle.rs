@@ -46,6 +46,8 @@ enum Node {
     None,
     Bool(bool),
     Int(i64),
+    /// A whole number that only fits without a sign.
+    LargeInt(u64),
     Float(f64),
     /// A whole number of more than 64 bits.
     OtherNumber,
@@ -76,6 +78,7 @@ pub(super) struct Value<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Data<'a> {
     Int(i64),
+    LargeInt(u64),
     Float(f64),
     Bool(bool),
     None,
@@ -141,6 +144,7 @@ impl<'a> Value<'a> {
             Node::None => Data::None,
             Node::Bool(value) => Data::Bool(value),
             Node::Int(value) => Data::Int(value),
+            Node::LargeInt(value) => Data::LargeInt(value),
             Node::Float(value) => Data::Float(value),
             Node::OtherNumber => Data::Other("a number of more than 64 bits"),
             Node::Opaque(global) => Data::Other(global.path()),
@@ -174,7 +178,7 @@ impl<'a> Value<'a> {
     /// In words, for a message.
     pub(super) fn kind(self) -> String {
         match self.data() {
-            Data::Int(_) | Data::Float(_) => "a number".to_owned(),
+            Data::Int(_) | Data::LargeInt(_) | Data::Float(_) => "a number".to_owned(),
             Data::Bool(_) => "a truth value".to_owned(),
             Data::None => "None".to_owned(),
             Data::Text(_) => "a text".to_owned(),
@@ -379,6 +383,13 @@ impl<'a> Machine<'a> {
     fn long(&mut self, length: u64) -> Step {
         let span = self.take_span(length)?;
         let bytes = part(self.pickle.bytes, span);
+        // One more byte than a number without a sign has is for the sign.
+        if let Some((0, unsigned)) = bytes.split_last()
+            && let Ok(unsigned) = unsigned.try_into()
+        {
+            let value = u64::from_le_bytes(unsigned);
+            return self.push(i64::try_from(value).map_or(Node::LargeInt(value), Node::Int));
+        }
         if bytes.len() > size_of::<i64>() {
             return self.push(Node::OtherNumber);
         }

@@ -34,6 +34,8 @@ pub enum Plain<T> {
     Bool(bool),
     /// A whole number.
     Int(i64),
+    /// A whole number that is too large for an `i64`, as seeds and hashes are.
+    LargeInt(u64),
     /// A number, infinities and NaN included.
     Float(f64),
     /// A text.
@@ -77,6 +79,7 @@ impl<T> Plain<T> {
             Self::None => Plain::None,
             Self::Bool(value) => Plain::Bool(value),
             Self::Int(value) => Plain::Int(value),
+            Self::LargeInt(value) => Plain::LargeInt(value),
             Self::Float(value) => Plain::Float(value),
             Self::Text(text) => Plain::Text(text),
             Self::List(items) => Plain::List(all(items)?),
@@ -95,7 +98,7 @@ impl<T> Plain<T> {
         match self {
             Self::None => "None".to_owned(),
             Self::Bool(_) => "a truth value".to_owned(),
-            Self::Int(_) | Self::Float(_) => "a number".to_owned(),
+            Self::Int(_) | Self::LargeInt(_) | Self::Float(_) => "a number".to_owned(),
             Self::Text(_) => "a text".to_owned(),
             Self::List(_) => "a list".to_owned(),
             Self::Tuple(_) => "a tuple".to_owned(),
@@ -159,6 +162,7 @@ impl Reader<'_> {
             Data::None => Plain::None,
             Data::Bool(value) => Plain::Bool(value),
             Data::Int(value) => Plain::Int(value),
+            Data::LargeInt(value) => Plain::LargeInt(value),
             Data::Float(value) => Plain::Float(value),
             Data::Text(text) => Plain::text(text),
             Data::List(items) => {

@@ -54,6 +54,12 @@ impl<'a, T> Pickled<'a, T> {
             Plain::None => self.bytes.push(b'N'),
             Plain::Bool(value) => self.bool(*value),
             Plain::Int(value) => self.int(*value),
+            Plain::LargeInt(value) => {
+                // The byte for the sign.
+                self.bytes.extend([0x8a, 9]);
+                self.bytes.extend(value.to_le_bytes());
+                self.bytes.push(0);
+            }
             Plain::Float(value) => {
                 self.bytes.push(b'G');
                 self.bytes.extend(value.to_be_bytes());
