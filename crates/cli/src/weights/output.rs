@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 
 use accelerate_core::files::{ShownPath, other_than_file};
 use accelerate_core::weight_files::{
-    DEFAULT_STEM, Header, Index, SaveManifest, TEMPORARY_SUFFIX, WeightFiles, is_weight_file_of, temporary_prefix,
+    DEFAULT_STEM, Header, Index, SaveManifest, TEMPORARY_SUFFIX, WeightFiles, is_weight_file_of, shown,
+    temporary_prefix,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -129,7 +130,12 @@ fn write_file(
 ) -> Result<(NamedTempFile, PathBuf), WeightsError> {
     let mut file = OpenFile::create(path)?;
     write_safetensors(copier, tensors, &mut file.sink())?;
-    file.finish()
+    let (file, path) = file.finish()?;
+    // Names from outside may be more than readers take.
+    let num_bytes = file.as_file().metadata().map_err(unreadable(&path))?.len();
+    let mut again = file.reopen().map_err(unreadable(&path))?;
+    Header::read(&mut again, num_bytes).map_err(|source| WeightsError::NotReadable { path: path.clone(), source })?;
+    Ok((file, path))
 }
 
 /// Writes tensors as a safetensors file, to the byte as every save of the library does.
@@ -147,6 +153,7 @@ pub(crate) fn write_safetensors(
 }
 
 fn header(tensors: &[&Tensor], path: &Path) -> Result<Vec<u8>, WeightsError> {
+    check_tensors(tensors, path)?;
     let too_large = |reason: String| WeightsError::Header { path: path.to_owned(), reason };
     let mut offset = 0;
     let infos = tensors.iter().map(|tensor| {

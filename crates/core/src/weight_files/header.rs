@@ -10,7 +10,6 @@ use std::fmt;
 use std::io::{ErrorKind, Read};
 
 const LENGTH_BYTES: u64 = 8;
-const METADATA_KEY: &str = "__metadata__";
 
 /// A tensor of a [`Header`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +57,8 @@ impl Header {
     pub const MAX_TENSORS: usize = 150_000;
     /// Longest name of a tensor.
     pub const MAX_NAME_BYTES: usize = 1000;
+    /// The key of notes about the file, which is the name of no tensor.
+    pub const METADATA_KEY: &str = "__metadata__";
     /// Most dims of a tensor, which are libtorch's.
     pub const MAX_DIMS: usize = 64;
 
@@ -172,7 +173,7 @@ impl<'de> Entries<'de> for Tensors {
     const WANTED: &'static str = "an object that has an entry for each tensor";
 
     fn entry<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
-        if key == METADATA_KEY {
+        if key == Header::METADATA_KEY {
             map.next_value::<Option<Notes>>()?;
             return Ok(());
         }

@@ -1,12 +1,13 @@
 //! Which tensor goes into which file.
 
-use super::{Index, IndexMetadata, extension_of};
+use super::{Header, Index, IndexMetadata, extension_of};
 use std::collections::BTreeMap;
 
 /// Deals tensors to shards of at most `max_shard_bytes`, in the order given
 /// (`split_state_dict_into_shards_factory` of `huggingface_hub`).
 ///
-/// A tensor that does not fit any more closes the current shard and opens the next. A tensor larger than a
+/// A tensor that does not fit any more closes the current shard and opens the next, and so does one after as many tensors as a
+/// file may have, [`Header::MAX_TENSORS`](super::Header::MAX_TENSORS). A tensor larger than a
 /// shard gets one of its own, without closing the current one. Sharing of storage is not looked at: list
 /// each shared tensor once.
 ///
@@ -25,12 +26,13 @@ pub fn plan_shards(tensors: &[(String, u64)], max_shard_bytes: u64) -> Vec<Vec<S
             shards.push(vec![name.clone()]);
             continue;
         }
-        if current_bytes.saturating_add(*bytes) > max_shard_bytes && !current.is_empty() {
+        let is_full = current_bytes.saturating_add(*bytes) > max_shard_bytes || current.len() == Header::MAX_TENSORS;
+        if is_full && !current.is_empty() {
             shards.push(std::mem::take(&mut current));
             current_bytes = 0;
         }
         current.push(name.clone());
-        current_bytes += bytes;
+        current_bytes = current_bytes.saturating_add(*bytes);
     }
     if !current.is_empty() {
         shards.push(current);
