@@ -135,7 +135,8 @@ fn num_runs(layouts: &[&Layout]) -> usize {
 /// Whether each tensor of an index is in the file that it names.
 pub(super) fn check_index(index: &Index, headers: &BTreeMap<String, Header>, manifest: &SaveManifest) -> Vec<Fault> {
     let mut faults = Vec::new();
-    for file in index.files().into_iter().filter(|file| manifest.file(file).is_none()) {
+    let listed: BTreeSet<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
+    for file in index.files().into_iter().filter(|file| !listed.contains(file)) {
         faults.push(Problem::NotListed { by: "the index" }.at(file));
     }
     for (name, file) in &index.weight_map {

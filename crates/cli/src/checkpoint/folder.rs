@@ -1,5 +1,6 @@
 //! What a folder holds: saves, completed or not.
 
+use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -26,6 +27,8 @@ pub(super) struct Save {
     /// What its manifest is named after: `checkpoint`, `model`.
     pub(super) stem: String,
     pub(super) manifest: SaveManifest,
+    /// Where in the manifest the files are, by name.
+    places: HashMap<String, usize>,
 }
 
 impl Save {
@@ -40,7 +43,13 @@ impl Save {
         };
         let manifest = SaveManifest::from_json(&String::from_utf8_lossy(&json), stem)
             .map_err(|error| Problem::Format(error).at(name))?;
-        Ok(Some(Self { folder: folder.to_owned(), stem: stem.to_owned(), manifest }))
+        let places = manifest.files.iter().zip(0..).map(|(file, place)| (file.name.clone(), place)).collect();
+        Ok(Some(Self { folder: folder.to_owned(), stem: stem.to_owned(), manifest, places }))
+    }
+
+    /// The file of this name that the manifest lists.
+    pub(super) fn file(&self, name: &str) -> Option<&SavedFile> {
+        self.manifest.files.get(*self.places.get(name)?)
     }
 
     /// Of all files that its manifest lists.
@@ -75,7 +84,7 @@ impl Save {
     /// The description that belongs to it, of which the content is what was saved.
     pub(super) fn read_description(&self) -> Result<Checkpoint, Fault> {
         let read = || {
-            let file = self.manifest.file(DESCRIPTION).ok_or(Problem::NoDescription)?;
+            let file = self.file(DESCRIPTION).ok_or(Problem::NoDescription)?;
             let path = self.path_of(file);
             let (_, found_bytes) = open(&path)?;
             check_size(file, found_bytes)?;

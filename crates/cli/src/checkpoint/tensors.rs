@@ -135,7 +135,7 @@ impl<'a> Reader<'a> {
 
     fn file(&self, number: usize) -> Result<&'a SavedFile, Fault> {
         let name = self.checkpoint.description.files.get(number).map_or(DESCRIPTION, String::as_str);
-        let listed = self.checkpoint.save.manifest.file(name);
+        let listed = self.checkpoint.save.file(name);
         listed.ok_or_else(|| Problem::NotListed { by: "the description" }.at(name))
     }
 

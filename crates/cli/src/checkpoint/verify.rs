@@ -1,6 +1,6 @@
 //! `accelerate checkpoint verify`: whether every byte of a save is as it was written.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::error::Error;
 use std::fs::File;
 use std::io;
@@ -218,13 +218,13 @@ impl Target {
 
     /// Names in the folder that belong to no save that counts.
     fn list_others(&self, report: &mut Report) {
-        let own = |save: &Save, name: &String| {
-            let is_file = |file: &SavedFile| file.name == *name || file.temporary_name.as_ref() == Some(name);
-            save.manifest.files.iter().any(is_file) || save.manifest.outdated.contains(name)
-        };
+        let manifests = || self.saves.iter().map(|save| &save.manifest);
+        let files = manifests().flat_map(|manifest| &manifest.files);
+        let of_files = files.flat_map(|file| [&file.name].into_iter().chain(&file.temporary_name));
+        let own: HashSet<&String> = of_files.chain(manifests().flat_map(|manifest| &manifest.outdated)).collect();
         let stems = || self.names.iter().filter_map(|name| SaveManifest::stem(name)).chain([STEM]);
         for name in self.names.iter().filter(|name| SaveManifest::stem(name).is_none()) {
-            if self.saves.iter().any(|save| own(save, name)) {
+            if own.contains(name) {
                 continue;
             }
             // They are verified on their own.
@@ -264,8 +264,8 @@ pub(super) fn check_contents(save: &Save, bar: &ProgressBar) -> (Vec<Fault>, BTr
             headers.extend(read);
         }
     });
-    let place = |fault: &Fault| files.iter().position(|file| file.name == fault.file);
-    faults.sort_by_cached_key(place);
+    let places: HashMap<&str, usize> = files.iter().zip(0..).map(|(file, place)| (file.name.as_str(), place)).collect();
+    faults.sort_by_cached_key(|fault| places.get(fault.file.as_str()));
     (faults, headers)
 }
 
@@ -304,7 +304,7 @@ fn check_meaning(save: &Save, headers: &BTreeMap<String, Header>) -> Vec<Fault> 
             Ok(description) => faults.extend(check_description(&description, &save.manifest, headers)),
             // That its content has changed has been said.
             Err(Fault { problem: Problem::Format(error), .. }) => faults.push(Problem::Format(error).at(DESCRIPTION)),
-            Err(fault) if save.manifest.file(DESCRIPTION).is_none() => faults.push(fault),
+            Err(fault) if save.file(DESCRIPTION).is_none() => faults.push(fault),
             Err(_) => {}
         }
     }

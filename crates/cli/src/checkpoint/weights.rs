@@ -29,7 +29,7 @@ pub(crate) fn model_weights(folder: &Path) -> Result<Weights, Box<dyn Error>> {
 pub(super) fn files_of(checkpoint: &OpenCheckpoint) -> Files {
     let mut files = Files::default();
     for name in &checkpoint.description.files {
-        let listed = checkpoint.save.manifest.file(name);
+        let listed = checkpoint.save.file(name);
         files.add(listed.map_or_else(|| checkpoint.save.folder.join(name), |file| checkpoint.save.path_of(file)));
     }
     files

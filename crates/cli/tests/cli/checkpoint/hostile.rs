@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use accelerate_core::checkpoint::{DESCRIPTION, STEM};
+use accelerate_core::weight_files::SavedFile;
 use rstest::rstest;
 use safetensors::Dtype;
 use serde_json::{Value, json};
@@ -295,4 +296,26 @@ fn an_interrupted_save_whose_file_is_damaged_is_not_called_whole() {
         found.code == Some(1) && found.stdout.contains(&format!("{FIRST}: the manifest does not list it")),
         "{found:?}"
     );
+}
+
+/// Each of them is a fault, and time does not grow with their square.
+#[test]
+fn many_files_that_are_not_there_are_listed_in_their_order() {
+    let folder = tempfile::tempdir().unwrap();
+    write_checkpoint(folder.path(), 1, &run(), &values());
+    let mut manifest = manifest(folder.path(), STEM);
+    let absent = |number: u32| SavedFile { name: format!("{number:x}"), ..manifest.files[0].clone() };
+    let absent: Vec<SavedFile> = (0..60_000).rev().map(absent).collect();
+    manifest.files.extend(absent);
+    put_manifest(folder.path(), STEM, &manifest);
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -t 10; exec \"$0\" checkpoint verify . --json", env!("CARGO_BIN_EXE_accelerate")]);
+    let found = finished({
+        command.current_dir(folder.path());
+        command
+    });
+    found.expect(1, &[]);
+    let faults = parsed(&found)["folders"][0]["faults"].take();
+    let names = [0, 1, 59_999].map(|place| faults[place]["file"].as_str().unwrap().to_owned());
+    assert_eq!(names, ["ea5f", "ea5e", "0"]);
 }
