@@ -130,6 +130,10 @@ pub(crate) enum DistributedProblem {
     NoPath { key: String },
     #[error("`{key}`: its place in the file `{file}` is not one")]
     Range { key: String, file: String },
+    #[error(
+        "`{key}` and `{other}` are said to be in the same place of the file `{file}`, and each part has one of its own"
+    )]
+    SamePlace { key: String, other: String, file: String },
     #[error("`{key}` was transformed when it was written ({found}), which cannot be undone here")]
     Transformed { key: String, found: String },
     #[error("`{key}`: the part of shape {sizes:?} at {offsets:?} does not fit into the shape {shape:?}")]

@@ -116,6 +116,7 @@ impl<'a> Described<'a> {
                 None => return Err(Kind::from(Problem::Structure("it describes something else than a tensor")).into()),
             }
         }
+        places.check_apart()?;
         let outermost = outermost.of_all(&keys);
         let mut taken = HashSet::new();
         for tensor in &mut tensors {
@@ -213,6 +214,8 @@ pub(super) struct Places<'a> {
     of_values: HashMap<&'a str, Pairs<'a>>,
     pub(super) files: Vec<String>,
     numbers: HashMap<&'a str, usize>,
+    /// All that was found: the file, where in it, and the key.
+    found: Vec<(usize, Range<u64>, &'a str)>,
     /// How many parts may still be told of. Many tensors may be told to have the same list of empty ones.
     left: usize,
 }
@@ -233,7 +236,7 @@ impl<'a> Places<'a> {
                 return Err(Kind::from(Problem::Twice { key: shown(key) }).into());
             }
         }
-        Ok(Self { of, of_values, files: Vec::new(), numbers: HashMap::new(), left: MOST_PARTS })
+        Ok(Self { of, of_values, files: Vec::new(), numbers: HashMap::new(), found: Vec::new(), left: MOST_PARTS })
     }
 
     fn find(&mut self, key: &'a str, offsets: &[u64]) -> Result<(usize, Range<u64>)> {
@@ -265,7 +268,24 @@ impl<'a> Places<'a> {
             self.files.push(file.to_owned());
             self.files.len() - 1
         });
+        self.found.push((number, range.clone(), key));
         Ok((number, range))
+    }
+
+    /// Makes sure that all that was found has a place of its own. What PyTorch writes has, and what is in a place is read for each
+    /// who is said to be there.
+    pub(super) fn check_apart(&mut self) -> Result<()> {
+        self.found.sort_unstable_by_key(|(file, range, _)| (*file, range.start));
+        for pair in self.found.windows(2) {
+            if let [(file, first, key), (other_file, second, other)] = pair
+                && file == other_file
+                && first.end > second.start
+            {
+                let file = self.files.get(*file).map(|file| shown(file)).unwrap_or_default();
+                return Err(Kind::from(Problem::SamePlace { key: shown(key), other: shown(other), file }).into());
+            }
+        }
+        Ok(())
     }
 }
 

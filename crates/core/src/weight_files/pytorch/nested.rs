@@ -46,6 +46,7 @@ impl DistributedCheckpoint {
             let (file, range) = places.find_value(paths.own(key)?)?;
             entries.push((paths.find(key)?, DistributedItem::Value { key: key.clone(), file, range }));
         }
+        places.check_apart()?;
         checkpoint.files = places.files;
         let state = nest(entries, 0)?;
         Ok((checkpoint, state))
