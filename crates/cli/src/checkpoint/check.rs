@@ -72,7 +72,7 @@ fn check_files(description: &Checkpoint, manifest: &SaveManifest) -> Vec<Fault> 
 }
 
 /// Which rank of how many wrote a file of this name: `model.rank-00000-of-00002.safetensors`.
-fn rank_in(file: &str) -> Option<(usize, usize)> {
+pub(super) fn rank_in(file: &str) -> Option<(usize, usize)> {
     let (_, ranks) = file.strip_suffix(EXTENSION)?.strip_suffix('.')?.rsplit_once(".rank-")?;
     let (rank, of) = ranks.split_once("-of-")?;
     Some((rank.parse().ok()?, of.parse().ok()?))

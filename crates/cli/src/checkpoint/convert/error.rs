@@ -11,7 +11,7 @@ use accelerate_core::weight_files::shown;
 pub(super) enum ConvertError {
     #[error(
         "{} is no checkpoint: it has neither checkpoint.manifest.json, which `save_state` of this library writes, nor \
-         model.safetensors, pytorch_model.bin, optimizer.bin or another file that Python Accelerate's writes{}",
+         model.safetensors, pytorch_model.bin, optimizer.bin or another file that Python Accelerate's writes{}{}",
         folder.shown(),
         if *is_distributed { "; it is one of torch.distributed.checkpoint, which `accelerate merge-weights` makes a model of" } else { "" }
     )]
@@ -39,6 +39,11 @@ pub(super) enum ConvertError {
         "the files in {} are not as they were saved; `accelerate checkpoint verify` lists what is wrong", folder.shown()
     )]
     NotAsSaved { folder: PathBuf },
+    #[error(
+        "the checkpoint {} is said to be of {wanted} processes, and has state of {found} of them; Python would get a file for each, so \
+         that it is not converted: save it again with a program of this library", folder.shown()
+    )]
+    Processes { folder: PathBuf, found: usize, wanted: usize },
     #[error("`{}` of the checkpoint {} cannot be converted: {reason}", shown(object), folder.shown())]
     Object { folder: PathBuf, object: String, reason: String },
     #[error("`{}` of the checkpoint {} cannot be converted", shown(object), folder.shown())]

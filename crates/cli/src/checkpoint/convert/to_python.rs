@@ -1,16 +1,17 @@
 //! A checkpoint of this library as one of Python Accelerate.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::path::Path;
 
-use accelerate_core::checkpoint::SavedObject;
 use accelerate_core::checkpoint::python::{PythonOptimizer, fresh_random_states, from_json, schedule_from_json};
+use accelerate_core::checkpoint::{Checkpoint, SavedObject};
 use accelerate_core::weight_files::{Checksum, Plain, format_size, listed, shown};
 use indicatif::ProgressBar;
 use safetensors::Dtype;
 use serde_json::Value;
 
+use super::super::check::rank_in;
 use super::super::folder::OpenCheckpoint;
 use super::super::report::{progress_bar, short};
 use super::super::tensors::Reader;
@@ -23,6 +24,8 @@ use super::staged::Staged;
 use crate::weights::{Copier, Tensor, WeightsError, write_safetensors};
 
 const RANDOM_STATES: &str = "random_states";
+/// So many processes are believed without anything that they have saved.
+const MOST_UNSEEN_PROCESSES: usize = 64;
 
 pub(super) fn convert(folder: &Path, staged: &mut Staged, report: &mut Report) -> Result<(), Box<dyn Error>> {
     if !is_as_saved(folder)? {
@@ -30,6 +33,7 @@ pub(super) fn convert(folder: &Path, staged: &mut Staged, report: &mut Report) -
     }
     let checkpoint = OpenCheckpoint::open(folder)?;
     let description = &checkpoint.description;
+    check_processes(folder, description)?;
     report.num_processes = description.world_size;
     let sizes = description.objects.values().flat_map(|object| object.tensors.values());
     let bar = progress_bar(sizes.fold(0, |sum, tensor| sum.saturating_add(tensor.num_bytes())));
@@ -52,6 +56,21 @@ pub(super) fn convert(folder: &Path, staged: &mut Staged, report: &mut Report) -
     }
     bar.finish_and_clear();
     Ok(())
+}
+
+/// Each process becomes a file. More than a few have to be seen in the checkpoint, and not only counted.
+fn check_processes(folder: &Path, description: &Checkpoint) -> Result<(), ConvertError> {
+    let objects = || description.objects.values();
+    let of_values = objects().flat_map(|object| object.values_of_ranks.keys().copied());
+    let random = description.objects.get(RANDOM_STATES).into_iter().flat_map(|object| object.tensors.keys());
+    let of_random = random.filter_map(|name| name.strip_prefix("rank_")?.split('.').next()?.parse().ok());
+    let of_files = description.files.iter().filter_map(|file| rank_in(file)).map(|(rank, _)| rank);
+    let seen: BTreeSet<usize> = of_values.chain(of_random).chain(of_files).collect();
+    let (found, wanted) = (seen.len(), description.world_size);
+    match wanted > MOST_UNSEEN_PROCESSES && found < wanted {
+        true => Err(ConvertError::Processes { folder: folder.to_owned(), found, wanted }),
+        false => Ok(()),
+    }
 }
 
 struct Writer<'a> {
