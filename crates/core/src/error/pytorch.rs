@@ -24,6 +24,8 @@ pub(crate) enum PickleProblem {
     Ended { at: usize },
     #[error("{} left over at its end, which is byte {at}, or other bytes follow", values_are(*left))]
     Rest { at: usize, left: usize },
+    #[error("at byte {at} there are more than {most} lists and dictionaries, which is the most that is read of it")]
+    Many { at: usize, most: usize },
     #[error("the instruction {code:#04x} at byte {at} is none of those that PyTorch writes for weights")]
     Instruction { at: usize, code: u8 },
     #[error(
@@ -82,6 +84,8 @@ pub(crate) enum ContentsProblem {
     Many { most: usize },
     #[error("its values hold each other more than {most} deep")]
     Deep { most: usize },
+    #[error("its texts have more than {most} bytes, counted as often as they are held")]
+    LongTexts { most: usize },
     #[error("its values are more than {most}, counted as often as they are held")]
     ManyValues { most: usize },
     #[error("{found} cannot be written into a file of torch.save")]

@@ -28,6 +28,7 @@ mod nested_states;
 mod num_machines;
 mod offload;
 mod offload_index;
+mod pickled_bombs;
 mod plan;
 mod plan_activations;
 mod plan_collectives;

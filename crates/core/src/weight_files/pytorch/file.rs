@@ -12,9 +12,15 @@ use std::collections::HashSet;
 use std::io::{Read, Seek};
 use std::ops::Range;
 
-/// How much more all tensors of a file may take than the file itself. Tied weights and views of one storage do; a short
-/// file that repeats one element for ever does as well.
-pub(super) const MOST_REPEATED_BYTES: u64 = 1 << 30;
+/// How much more all tensors of a file of this length may take than the file itself. Tied weights and views of one storage do, some
+/// times the file; a tensor that was expanded, as a mask is, takes as much as one of a few thousand rows and columns. A short file
+/// that repeats one element for ever would fill a disk.
+pub(super) fn most_repeated_bytes(length: u64) -> u64 {
+    const EXPANDED_BYTES: u64 = 64 << 20;
+    const TIMES: u64 = 16;
+    const MOST_BYTES: u64 = 1 << 30;
+    length.saturating_mul(TIMES).saturating_add(EXPANDED_BYTES).min(MOST_BYTES)
+}
 
 /// A tensor of a [`TorchFile`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -76,7 +82,7 @@ impl TorchFile {
             }
             check_number(tensors.len() + others.len())?;
         }
-        let (bytes, most) = (data_bytes.saturating_sub(length), MOST_REPEATED_BYTES);
+        let (bytes, most) = (data_bytes.saturating_sub(length), most_repeated_bytes(length));
         if bytes > most {
             return Err(Kind::from(Problem::Repeated { bytes, most }).into());
         }

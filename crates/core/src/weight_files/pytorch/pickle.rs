@@ -18,6 +18,11 @@ pub const MAX_PICKLE_BYTES: u64 = 256 << 20;
 /// Longest text of which something is made: no name is as long. What is looked at often must be short.
 const MAX_TEXT_BYTES: u64 = 4096;
 
+/// So many lists and dictionaries may be in any pickle, and in a long one as many as are of some length. Each takes some times the
+/// memory of the few bytes that it may be written in.
+const FEW_LISTS: usize = 1 << 20;
+const LIST_BYTES: usize = 32;
+
 /// A pickle that has been read.
 #[derive(Debug)]
 pub(super) struct Pickle<'a> {
@@ -432,6 +437,7 @@ impl<'a> Machine<'a> {
         let number = match pickle.nodes.get(list.0 as usize) {
             Some(&Node::List(number)) => number,
             Some(Node::EmptyList) => {
+                check_number(pickle, self.instruction_at)?;
                 pickle.lists.push(Vec::new());
                 pickle.lists.len() as u32 - 1
             }
@@ -456,6 +462,7 @@ impl<'a> Machine<'a> {
         let number = match pickle.nodes.get(dict.0 as usize) {
             Some(&Node::Dict(number)) => number,
             Some(Node::EmptyDict) => {
+                check_number(pickle, self.instruction_at)?;
                 pickle.dicts.push(Vec::new());
                 pickle.dicts.len() as u32 - 1
             }
@@ -554,6 +561,12 @@ impl<'a> Machine<'a> {
         self.stack.push(object);
         Ok(())
     }
+}
+
+/// Whether there may be one more list or dictionary.
+fn check_number(pickle: &Pickle<'_>, at: usize) -> Step {
+    let most = FEW_LISTS.max(pickle.bytes.len() / LIST_BYTES);
+    if pickle.lists.len() + pickle.dicts.len() < most { Ok(()) } else { Err(Problem::Many { at, most }) }
 }
 
 /// Where a line ends. Names are short, and what has no end within a thousand bytes is none.

@@ -2,7 +2,7 @@
 
 use super::archive::Archive;
 use super::contents::tensor;
-use super::file::{MOST_REPEATED_BYTES, Opened, length_of};
+use super::file::{Opened, length_of, most_repeated_bytes};
 use super::pickle::{Data, Pickle, Value};
 use super::strided::StoredTensor;
 use crate::Result;
@@ -15,6 +15,11 @@ use std::ops::Range;
 pub(super) const MOST_DEEP: usize = 32;
 /// Values of one file, each counted as often as it is held, and some times those of models with a hundred thousand parameters.
 const MOST_VALUES: usize = 1 << 21;
+
+/// How many bytes all texts of a file may have, each counted as often as it is held: so many times those of its pickle, in which names
+/// of states are written once for all parameters, and so many more.
+const MOST_TEXTS: usize = 16;
+const FEW_TEXT_BYTES: usize = 1 << 20;
 
 /// A value as Python has it, made of plain data. `T` is what stands for a tensor: where it is in a file that was read, or
 /// what is to be written.
@@ -130,9 +135,12 @@ impl Plain<StoredTensor> {
         let pickle = Pickle::read(&pickle)?;
         // Each value takes a byte of its own, unless a short pickle holds one list very often.
         let most_values = (pickle.num_bytes() + MOST_DEEP).min(MOST_VALUES);
-        let mut reader = Reader { archive: &archive, root: &root, num_values: 0, most_values, tensor_bytes: 0 };
+        let most_text_bytes = pickle.num_bytes().saturating_mul(MOST_TEXTS).saturating_add(FEW_TEXT_BYTES);
+        let (num_values, text_bytes, tensor_bytes) = (0, 0, 0);
+        let (archive, root) = (&archive, root.as_str());
+        let mut reader = Reader { archive, root, num_values, most_values, text_bytes, most_text_bytes, tensor_bytes };
         let value = reader.value(pickle.root(), 0).map_err(Kind::from)?;
-        let (bytes, most) = (reader.tensor_bytes.saturating_sub(length), MOST_REPEATED_BYTES);
+        let (bytes, most) = (reader.tensor_bytes.saturating_sub(length), most_repeated_bytes(length));
         if bytes > most {
             return Err(Kind::from(Problem::Repeated { bytes, most }).into());
         }
@@ -145,6 +153,8 @@ struct Reader<'a> {
     root: &'a str,
     num_values: usize,
     most_values: usize,
+    text_bytes: usize,
+    most_text_bytes: usize,
     /// Of all tensors, each counted as often as it is held.
     tensor_bytes: u64,
 }
@@ -164,7 +174,13 @@ impl Reader<'_> {
             Data::Int(value) => Plain::Int(value),
             Data::LargeInt(value) => Plain::LargeInt(value),
             Data::Float(value) => Plain::Float(value),
-            Data::Text(text) => Plain::text(text),
+            Data::Text(text) => {
+                self.text_bytes = self.text_bytes.saturating_add(text.len());
+                if self.text_bytes > self.most_text_bytes {
+                    return Err(Problem::LongTexts { most: self.most_text_bytes });
+                }
+                Plain::text(text)
+            }
             Data::List(items) => {
                 Plain::List(items.iter().map(|it| self.value(it, depth + 1)).collect::<Result<_, _>>()?)
             }
