@@ -76,6 +76,11 @@ pub(crate) enum Data {
 }
 
 impl Tensor {
+    /// Does each element take a byte or more? Others have no place of their own in a file.
+    pub(crate) fn has_whole_bytes(&self) -> bool {
+        self.dtype.bitsize().is_multiple_of(8)
+    }
+
     pub(crate) fn num_bytes(&self) -> u64 {
         let of_part = |part: &Part| (part.layout.numel() as u64).saturating_mul((self.dtype.bitsize() / 8) as u64);
         match &self.data {

@@ -152,6 +152,22 @@ pub(crate) fn write_safetensors(
     tensors.iter().try_for_each(|tensor| copier.copy(tensor, output))
 }
 
+/// Makes sure that the file can be read again.
+fn check_tensors(tensors: &[&Tensor], path: &Path) -> Result<(), WeightsError> {
+    let path = || path.to_owned();
+    if tensors.len() > Header::MAX_TENSORS {
+        return Err(WeightsError::Many { path: path(), found: tensors.len() });
+    }
+    if tensors.iter().any(|tensor| tensor.name == Header::METADATA_KEY) {
+        return Err(WeightsError::Reserved { path: path() });
+    }
+    if let Some(tensor) = tensors.iter().find(|tensor| !tensor.has_whole_bytes()) {
+        let (key, dtype) = (shown(&tensor.name), tensor.dtype);
+        return Err(WeightsError::PartsOfBytes { path: path(), key, dtype });
+    }
+    Ok(())
+}
+
 fn header(tensors: &[&Tensor], path: &Path) -> Result<Vec<u8>, WeightsError> {
     check_tensors(tensors, path)?;
     let too_large = |reason: String| WeightsError::Header { path: path.to_owned(), reason };

@@ -82,6 +82,12 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     fn object(&mut self, name: &str, object: &SavedObject, tensors: &[Tensor]) -> Result<(), Box<dyn Error>> {
+        // A model's file says the same.
+        if let Some(tensor) = tensors.iter().find(|tensor| !tensor.has_whole_bytes()) {
+            let reason =
+                format!("the elements of `{}` are {}, a type of less than a byte", shown(&tensor.name), tensor.dtype);
+            return Err(self.wrong(name, reason).into());
+        }
         let kind = name.trim_end_matches(|letter: char| letter.is_ascii_digit()).trim_end_matches('_');
         let size = (tensors.len(), tensors.iter().map(Tensor::num_bytes).fold(0, u64::saturating_add));
         let values = &object.values;
