@@ -25,6 +25,9 @@ use super::values::{ValueDifference, differences};
 use super::verify::check_contents;
 use crate::print_error;
 
+/// The order in which gradients are put into buckets. A model on one process has none.
+const GRADIENT_ORDER: &str = "gradient_order";
+
 /// Show in what two checkpoints differ.
 ///
 /// Objects and tensors that only one has, shapes and element types that differ, and of all other tensors how many numbers
@@ -33,7 +36,8 @@ use crate::print_error;
 /// compared. First the content of all files is compared with their checksums, so that damage is no difference.
 ///
 /// Numbers are equal if their bits are: NaN is equal to the same NaN, and -0 is not 0. The numbers and names of checkpoints,
-/// and their numbers of processes, are shown and do not count.
+/// and their numbers of processes, are shown and do not count; nor does the order in which gradients came, where the numbers of
+/// processes differ.
 #[derive(Debug, Args)]
 #[command(after_long_help = "Examples:\n  \
     Whether a resumed run came to the same state as one that was never interrupted:\n    \
@@ -192,7 +196,9 @@ fn compare(opened: &[Opened; 2], arguments: &Arguments) -> Result<Comparison, Bo
     let names = names_to_compare(objects, &arguments.objects)?;
     let tensors = names.iter().filter_map(|name| objects[0].get(*name)).flat_map(|object| object.tensors.values());
     let bar = progress_bar(tensors.map(SavedTensor::num_bytes).fold(0, u64::saturating_add));
-    let mut comparer = Comparer { readers: [Reader::new(a), Reader::new(b)], tolerance: arguments.tolerance, bar };
+    let same_processes = a.description.world_size == b.description.world_size;
+    let readers = [Reader::new(a), Reader::new(b)];
+    let mut comparer = Comparer { readers, tolerance: arguments.tolerance, same_processes, bar };
     let mut compared = BTreeMap::new();
     for name in names {
         let object = match (objects[0].get(name), objects[1].get(name)) {
@@ -239,6 +245,8 @@ fn side_of(is_in_a: bool) -> Side {
 struct Comparer<'a> {
     readers: [Reader<'a>; 2],
     tolerance: Option<f64>,
+    /// Both runs had as many processes.
+    same_processes: bool,
     bar: ProgressBar,
 }
 
@@ -261,12 +269,25 @@ impl Comparer<'_> {
 
     /// Those of rank 0, and of each rank that had other ones in either.
     fn values(&self, [a, b]: [&SavedObject; 2]) -> Vec<ValueDifference> {
-        let mut found = differences("", &a.values, &b.values, self.tolerance);
+        let mut found = differences("", &self.of_run(&a.values), &self.of_run(&b.values), self.tolerance);
         for &rank in a.values_of_ranks.keys().chain(b.values_of_ranks.keys()).collect::<BTreeSet<_>>() {
-            let of_rank = |object: &SavedObject| object.values_of_ranks.get(&rank).cloned().unwrap_or(Value::Null);
+            let of_rank =
+                |object: &SavedObject| object.values_of_ranks.get(&rank).map_or(Value::Null, |it| self.of_run(it));
             found.extend(differences(&format!("rank {rank}"), &of_rank(a), &of_rank(b), self.tolerance));
         }
         found
+    }
+
+    /// Values without those that belong to the number of processes, if that is another one on the other side.
+    fn of_run(&self, values: &Value) -> Value {
+        let mut values = values.clone();
+        if let (false, Some(object)) = (self.same_processes, values.as_object_mut())
+            && object.remove(GRADIENT_ORDER).is_some()
+            && object.is_empty()
+        {
+            return Value::Null;
+        }
+        values
     }
 
     fn tensors(

@@ -399,6 +399,30 @@ fn values_that_differ_are_named_by_their_path() {
     expect_lines(&checkpoint(folder.path(), "diff a b"), 1, &lines);
 }
 
+/// The order in which gradients came is found out by each number of processes anew.
+#[rstest]
+#[case(1, None, 0)]
+#[case(2, None, 0)]
+#[case(2, Some(json!({"other": 1})), 1)]
+#[case(4, None, 1)]
+fn the_order_of_gradients_is_no_difference_between_numbers_of_processes(
+    #[case] num_others: usize,
+    #[case] more: Option<Value>,
+    #[case] code: i32,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let with = |order: Value, more: &Option<Value>| {
+        let mut model = more.clone().unwrap_or_else(|| json!({}));
+        model["gradient_order"] = order;
+        Values::from([("model", model)])
+    };
+    write_checkpoint(&folder.path().join("a"), 4, &run(), &with(json!(["bias", "weight"]), &None));
+    let other = if num_others == 1 { Values::new() } else { with(json!(["weight", "bias"]), &more) };
+    write_checkpoint(&folder.path().join("b"), num_others, &run(), &other);
+    checkpoint(folder.path(), "diff a b").expect(code, &[]);
+    checkpoint(folder.path(), "diff b a").expect(code, &[]);
+}
+
 #[rstest]
 #[case("", 1)]
 #[case("--tolerance 0.01", 1)]
