@@ -15,8 +15,9 @@ use accelerate_core::weight_files::{DEFAULT_MAX_SHARD_BYTES, Header, SaveManifes
 use clap::Args;
 use error::MergeError;
 
+use crate::checkpoint::{Seen, newest_in};
 use crate::flags::size_above_zero;
-use crate::weights::{self, Weights};
+use crate::weights::{self, Weights, WeightsError};
 
 /// Names of this many bytes are listed in a message.
 const MOST_LISTED_BYTES: usize = 300;
@@ -99,6 +100,34 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         crate::print_message(&format!("accelerate merge-weights: {} is removed", checkpoint_directory.shown()));
     }
     Ok(())
+}
+
+/// Weights of which the bytes were compared with what was saved, if the folder says that.
+struct Opened {
+    /// What was in the folder before any of it was read.
+    seen: Seen,
+    weights: Weights,
+}
+
+impl Opened {
+    fn open(folder: &Path, removes: bool) -> Result<Self, Box<dyn Error>> {
+        let seen = Seen::of(folder);
+        let weights = match check_own(folder, removes)? {
+            true => crate::checkpoint::model_weights(folder)?,
+            false => weights::open(folder).map_err(|error| in_project(folder, error))?,
+        };
+        Ok(Self { seen, weights })
+    }
+}
+
+/// Of a project, the error says which checkpoint of it could be merged.
+fn in_project(folder: &Path, error: WeightsError) -> WeightsError {
+    match error {
+        WeightsError::NoCheckpoint { folder: found, within } if within.is_empty() => {
+            WeightsError::NoCheckpoint { folder: found, within: newest_in(folder).into_iter().collect() }
+        }
+        error => error,
+    }
 }
 
 /// Of what this library has saved, only weights that are whole and as they were saved are merged, and nothing is removed: a

@@ -25,7 +25,7 @@ use anstyle::Style;
 use clap::Args;
 use serde::Serialize;
 
-use super::folder::list;
+use super::folder::{list, newest_in};
 use super::report::{Align, Table};
 use super::unchanged::Seen;
 use error::ConvertError;
@@ -155,7 +155,8 @@ fn write(arguments: &Arguments) -> Result<(Staged, Report), Box<dyn Error>> {
     let is_python = names.iter().any(|name| PythonFile::named(name).is_some());
     if !is_own && !is_python {
         let is_distributed = names.iter().any(|name| name == DistributedCheckpoint::FILE_NAME);
-        return Err(ConvertError::NoCheckpoint { folder: source.clone(), is_distributed }.into());
+        let newest = newest_in(source);
+        return Err(ConvertError::NoCheckpoint { folder: source.clone(), is_distributed, newest }.into());
     }
     if is_own {
         check_flags(arguments)?;

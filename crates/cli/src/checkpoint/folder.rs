@@ -210,6 +210,14 @@ pub(super) fn numbered_in(folder: &Path) -> Vec<(usize, PathBuf)> {
     if here.is_empty() { numbered(&folder.join(CHECKPOINTS)) } else { here }
 }
 
+/// The newest checkpoint of a project: of those that were completed, or of all if none was, as Python's have no manifests.
+pub(crate) fn newest_in(project: &Path) -> Option<PathBuf> {
+    let numbered = numbered_in(project);
+    let is_completed = |folder: &&PathBuf| OpenCheckpoint::read(folder).is_ok_and(|found| found.is_some());
+    let folders = || numbered.iter().rev().map(|(_, folder)| folder);
+    folders().find(is_completed).or_else(|| folders().next()).cloned()
+}
+
 /// The names in a folder that has to be there.
 pub(super) fn list(folder: &Path) -> Result<Vec<String>, CheckpointError> {
     if !folder.is_dir() {

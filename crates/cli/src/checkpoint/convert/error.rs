@@ -13,9 +13,10 @@ pub(super) enum ConvertError {
         "{} is no checkpoint: it has neither checkpoint.manifest.json, which `save_state` of this library writes, nor \
          model.safetensors, pytorch_model.bin, optimizer.bin or another file that Python Accelerate's writes{}{}",
         folder.shown(),
-        if *is_distributed { "; it is one of torch.distributed.checkpoint, which `accelerate merge-weights` makes a model of" } else { "" }
+        if *is_distributed { "; it is one of torch.distributed.checkpoint, which `accelerate merge-weights` makes a model of" } else { "" },
+        newest.iter().map(|newest| format!("; it is a project, whose newest checkpoint is {}", newest.shown())).collect::<String>()
     )]
-    NoCheckpoint { folder: PathBuf, is_distributed: bool },
+    NoCheckpoint { folder: PathBuf, is_distributed: bool, newest: Option<PathBuf> },
     #[error(
         "what would be made of {} could not be read again, so nothing is written: a tensor's name has control characters, or \
          is one that no safetensors file may have; rename it in Python", folder.shown()
