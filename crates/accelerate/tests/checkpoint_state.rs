@@ -476,7 +476,7 @@ fn what_cannot_be_saved_or_loaded_says_why() {
     training.train(1).unwrap();
     training.accelerator.save_state(folder.path()).unwrap();
     let loaded = accelerator().load_state(folder.path()).unwrap_err().to_string();
-    assert!(loaded.contains("model, optimizer, scheduler was not prepared"), "{loaded}");
+    assert!(loaded.contains("model, optimizer, scheduler was neither prepared nor registered"), "{loaded}");
     // A value that JSON turns into null is told when it is saved, and not when it is missing.
     let other = accelerator();
     let best = other.register_for_checkpointing(f64::INFINITY);

@@ -269,7 +269,7 @@ fn another_dataset_is_refused() {
     let other = DataLoader::builder(VecDataset::new((0..12i64).collect())).batch_size(2).build().unwrap();
     other.load_state_dict(state.clone());
     let error = other.iter().unwrap_err().to_string();
-    assert!(error.contains("12 entries, saved: 10") && error.contains("load_state_dict"), "{error}");
+    assert!(error.contains("12 entries, saved: 10") && error.contains("do not load the state"), "{error}");
     // The user may decide otherwise.
     other.load_state_dict(DataLoaderState::new(state.epoch, 0));
     assert_eq!(other.iter().unwrap().count(), 6);

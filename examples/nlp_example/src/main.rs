@@ -269,7 +269,7 @@ impl<'a> Training<'a> {
 
     /// Goes on from the newest checkpoint in `folder`, if there is one.
     fn resume(&mut self, folder: &Path) -> anyhow::Result<()> {
-        if !has_checkpoint(&folder.join("checkpoints")) {
+        if self.accelerator.latest_checkpoint()?.is_none() {
             main_println!(self.accelerator, "there is no checkpoint in {}; training begins", folder.display());
             return Ok(());
         }
@@ -330,12 +330,6 @@ impl<'a> Training<'a> {
     fn samples_per_second(&self) -> f64 {
         self.num_samples as f64 / self.time.as_secs_f64().max(f64::EPSILON)
     }
-}
-
-/// Is one of them complete? The first one may not have been when the run was killed.
-fn has_checkpoint(folder: &Path) -> bool {
-    let checkpoints = std::fs::read_dir(folder).into_iter().flatten().flatten();
-    checkpoints.into_iter().any(|entry| entry.path().join("checkpoint.manifest.json").exists())
 }
 
 /// The losses so far as means over the processes, in one exchange: a step has no other than that of its gradients.

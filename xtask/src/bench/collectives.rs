@@ -1,4 +1,4 @@
-//! The races `allreduce_1k`, `allreduce_1m` and `allreduce_25m`: sums of float32 over two ranks of one machine, beside torch over
+//! The races `allreduce_1k` to `allreduce_100m`: sums of so many bytes of float32 over two ranks of one machine, beside torch over
 //! Gloo.
 
 use std::process::Command;
@@ -13,8 +13,13 @@ use crate::{paths, process, ranks};
 const NUM_PROCESSES: usize = 2;
 
 /// The part after `allreduce_`, the race, and its goal.
-const RACES: [(&str, &str, f64); 3] =
-    [("1k", "allreduce_1k", 0.02), ("1m", "allreduce_1m", 0.1), ("25m", "allreduce_25m", 0.33)];
+const RACES: [(&str, &str, f64); 5] = [
+    ("1k", "allreduce_1k", 0.02),
+    ("1m", "allreduce_1m", 0.1),
+    ("4m", "allreduce_4m", 0.1),
+    ("25m", "allreduce_25m", 0.33),
+    ("100m", "allreduce_100m", 0.33),
+];
 
 /// Largest difference of two sums of squares, as a part of them: the numbers themselves are made by two libraries.
 const ANSWER_BOUND: f64 = 1e-6;

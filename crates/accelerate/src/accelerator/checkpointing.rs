@@ -1,17 +1,18 @@
 //! Checkpoints of the whole run.
 
 use super::Accelerator;
+use super::between_steps::{BetweenSteps, comm_hook_of_rank, gradients_of_rank, is_elsewhere, is_of_one_rank};
 use super::left_out::without_frozen;
 use super::pending_save::{CheckpointSave, Outdated};
 use crate::checkpoint::{
-    FolderWriters, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in, gather_whole, random_states,
-    restore_random_states,
+    FolderWriters, FoundCheckpoint, KEPT, Kept, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in,
+    gather_whole, keep_differing, kept_by_rank, random_states, restore_random_states,
 };
 use crate::error::{CheckpointError, Error, Result, shortened_to};
 use crate::messages;
-use crate::session::{Object, ObjectState, PreparedParameters, Stateful, Takeover, check_same_objects};
+use crate::session::{Object, ObjectState, Stateful, check_same_objects};
 use accelerate_core::accumulation::WindowState;
-use accelerate_core::checkpoint::{Checkpoint, checkpoint_name};
+use accelerate_core::checkpoint::checkpoint_name;
 use accelerate_core::config::FullyShardedSettings;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -19,7 +20,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tch::Tensor;
+
+/// Before the number of a registered object.
+const REGISTERED: &str = "custom_checkpoint_";
 
 /// How much of what an object says of a state that it does not take is repeated.
 const MOST_REASON_CHARS: usize = 1200;
@@ -81,47 +84,7 @@ impl<T: Serialize + DeserializeOwned + Send> Stateful for Registered<T> {
     }
 }
 
-/// Before the number of a rank, the name of the state that is its gradients.
-const GRADIENTS: &str = "gradients_";
-
-/// Before the number of a rank, the name of what its communication hooks keep from step to step.
-const COMM_HOOK: &str = "comm_hook_";
-
-/// Before the name of a tensor of a model's hook.
-fn of_hook(model: &str) -> String {
-    format!("{model}.")
-}
-
-/// Was this state of one rank written by another machine, into a folder of its own? Without its tensors it is not that state.
-fn is_elsewhere(object: &str, state: &ObjectState) -> bool {
-    let models = state.values.as_object().into_iter().flat_map(|models| models.values());
-    let has_tensors = || models.into_iter().any(|model| model["num_buckets"].as_u64() != Some(0));
-    is_of_one_rank(object) && state.tensors.is_empty() && (object.starts_with(GRADIENTS) || has_tensors())
-}
-
-/// Is this the name of a state that one rank alone has?
-fn is_of_one_rank(object: &str) -> bool {
-    object.starts_with(GRADIENTS) || object.starts_with(COMM_HOOK)
-}
-
-/// A model and its saved gradients by name.
-type ModelGradients = (Arc<PreparedParameters>, BTreeMap<String, Tensor>);
-
-fn gradients_of_rank(rank: usize) -> String {
-    format!("{GRADIENTS}{rank}")
-}
-
-fn comm_hook_of_rank(rank: usize) -> String {
-    format!("{COMM_HOOK}{rank}")
-}
-
-/// What models keep from step to step, beside parameters: found to fit, and not in place yet.
-struct BetweenSteps<'a> {
-    gradients: Vec<ModelGradients>,
-    hooks: Vec<Takeover<'a>>,
-}
-
-fn does_not_fit(checkpoint: &OpenCheckpoint, error: &Error) -> CheckpointError {
+pub(super) fn does_not_fit(checkpoint: &OpenCheckpoint, error: &Error) -> CheckpointError {
     let (path, reason) = (checkpoint.description_path(), shortened_to(&error.to_string(), MOST_REASON_CHARS));
     CheckpointError::DoesNotFit { path, reason }
 }
@@ -279,6 +242,7 @@ impl Accelerator {
         let frozen = self.frozen_in_models(&left_out);
         let state = frozen.and_then(|frozen| Ok(without_frozen(self.run_state(iteration, &left_out)?, frozen)));
         let mut state = self.group().agree_on_success("save_state", state)?;
+        keep_differing(&mut state, self.group(), &writers)?;
         if let Some(full) = self.config().fsdp_in_use().and_then(FullyShardedSettings::full_state_dict) {
             let are_numbers = self.session().objects().dequantize_parts(&mut state.objects);
             self.group().agree_on_success("save_state", are_numbers)?;
@@ -338,6 +302,33 @@ impl Accelerator {
         Ok(folder)
     }
 
+    /// The folder of the newest checkpoint of the project that was completed, which [`load_state`](Self::load_state) with `None` goes on
+    /// from; `None` if there is none yet, as in the first start of a run that is started again after a failure. Collective.
+    ///
+    /// ```
+    /// use accelerate::{Accelerator, ProjectConfiguration};
+    ///
+    /// let folder = std::env::temp_dir().join(format!("accelerate-latest-{}", std::process::id()));
+    /// let project = ProjectConfiguration {
+    ///     project_dir: Some(folder.clone()),
+    ///     automatic_checkpoint_naming: Some(true),
+    ///     ..Default::default()
+    /// };
+    /// let accelerator = Accelerator::builder().cpu(true).project_config(project).build()?;
+    /// assert_eq!(accelerator.latest_checkpoint()?, None);
+    /// let saved = accelerator.save_state(None)?;
+    /// assert_eq!(accelerator.latest_checkpoint()?, Some(saved));
+    /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
+    /// # Ok::<(), accelerate::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A failure between ranks.
+    pub fn latest_checkpoint(&self) -> Result<Option<PathBuf>> {
+        let newest = self.newest_committed(&checkpoints_in(&self.checkpoints_dir()))?;
+        Ok(newest.map(|number| self.project_configuration().checkpoint_dir(number)))
+    }
+
     /// Gives objects the states whose tensors were still to be read when they took them.
     fn take_again(&self, states: BTreeMap<String, ObjectState>) -> Result<()> {
         let objects = self.session().objects();
@@ -364,86 +355,13 @@ impl Accelerator {
         for (name, model) in session.objects().named_models() {
             may_differ.extend(model.store.buffers().iter().map(|buffer| (name.clone(), buffer.name().to_owned())));
         }
+        for (name, state) in objects.iter().filter(|(name, _)| name.starts_with(REGISTERED)) {
+            let whole = state.tensors.keys().filter(|tensor| !state.layouts.contains_key(*tensor));
+            may_differ.extend(whole.map(|tensor| (name.clone(), tensor.clone())));
+        }
         let metric = *self.0.checkpoint_metric.lock().unwrap_or_else(PoisonError::into_inner);
         let (readers, unshared) = (session.objects().state_readers(), BTreeSet::new());
         Ok(RunState { objects, readers, may_differ, unshared, accumulation, shard_size, iteration, metric })
-    }
-
-    /// What the hooks of all models keep on this process, if one of them does.
-    fn hook_states(&self, left_out: &BTreeSet<String>) -> Result<Option<ObjectState>> {
-        let (mut tensors, mut values) = (BTreeMap::new(), serde_json::Map::new());
-        for (model, own) in self.session().objects().named_models().filter(|(name, _)| !left_out.contains(name)) {
-            let Some(state) = own.engine.hook_state().map_err(|error| error.context(model.clone()))? else { continue };
-            let before = of_hook(&model);
-            tensors.extend(state.tensors.into_iter().map(|(name, tensor)| (format!("{before}{name}"), tensor)));
-            values.insert(model, state.values);
-        }
-        Ok((!values.is_empty()).then(|| ObjectState { tensors, values: values.into(), ..Default::default() }))
-    }
-
-    /// Reads where the hooks of all models go on. On another number of processes, all do with the values of rank 0 and without
-    /// tensors. Nothing is changed before the calls that are given back.
-    fn read_hook_states<'a>(
-        models: &'a [(String, Arc<PreparedParameters>)],
-        checkpoint: &OpenCheckpoint,
-        own: Option<ObjectState>,
-    ) -> Result<Vec<Takeover<'a>>> {
-        let first = || checkpoint.description.objects.get(&comm_hook_of_rank(0)).map(|first| first.values.clone());
-        let ObjectState { tensors, values, .. } =
-            own.unwrap_or_else(|| ObjectState { values: first().unwrap_or_default(), ..Default::default() });
-        let takeovers = models.iter().map(|(name, model)| {
-            let before = of_hook(name);
-            let of_model = |(full, tensor): (&String, &Tensor)| {
-                Some((full.strip_prefix(&before)?.to_owned(), tensor.shallow_clone()))
-            };
-            let tensors = tensors.iter().filter_map(of_model).collect();
-            let state =
-                values.get(name).map(|values| ObjectState { tensors, values: values.clone(), ..Default::default() });
-            model.engine.read_hook_state(state.as_ref()).map_err(|error| error.context(name.clone()))
-        });
-        takeovers.collect()
-    }
-
-    /// The gradients of all models that wait for a step, by model and name.
-    fn gradients(&self) -> Result<BTreeMap<String, Tensor>> {
-        let mut gradients = BTreeMap::new();
-        for (model, own) in self.session().objects().named_models() {
-            let named = own.gradients().map_err(|error| error.context(model.clone()))?;
-            gradients.extend(named.into_iter().map(|(name, gradient)| (format!("{model}.{name}"), gradient)));
-        }
-        Ok(gradients)
-    }
-
-    /// The saved gradients of each model, which fit it.
-    fn saved_gradients(&self, checkpoint: &OpenCheckpoint, saved: Option<ObjectState>) -> Result<Vec<ModelGradients>> {
-        let Checkpoint { world_size, objects, .. } = &checkpoint.description;
-        let path = checkpoint.description_path().display().to_string();
-        let error = || Error::from(CheckpointError::OtherGradients { world_size: *world_size }).context(path.clone());
-        if *world_size != self.num_processes() && objects.keys().any(|name| name.starts_with(GRADIENTS)) {
-            return Err(error());
-        }
-        let ObjectState { tensors: saved, values, .. } = saved.unwrap_or_default();
-        // Pieces of models that are divided in another way may be as large.
-        if !values.is_null() && values != self.session().objects().model_layouts() {
-            return Err(error());
-        }
-        let of_model = |model: &str| -> BTreeMap<String, Tensor> {
-            let name = |name: &str| name.strip_prefix(model)?.strip_prefix('.').map(str::to_owned);
-            saved.iter().filter_map(|(full, it)| Some((name(full)?, it.shallow_clone()))).collect()
-        };
-        let prepared = self.session().objects();
-        let gradients: Vec<_> = prepared.named_models().map(|(name, model)| (model, of_model(&name))).collect();
-        let fits = gradients.iter().all(|(model, saved)| model.takes_gradients(saved));
-        if fits { Ok(gradients) } else { Err(error()) }
-    }
-
-    /// Puts saved gradients in place of those that are there.
-    fn load_gradients(&self, gradients: &[ModelGradients]) -> Result<()> {
-        gradients.iter().try_for_each(|(model, saved)| model.load_gradients(saved))?;
-        if gradients.iter().any(|(_, saved)| !saved.is_empty()) {
-            self.session().objects().optimizers().for_each(|optimizer| optimizer.gradients_made());
-        }
-        Ok(())
     }
 
     /// The states of this process's objects in a checkpoint.
@@ -465,7 +383,24 @@ impl Accelerator {
         let mut of_this_rank = vec![gradients_of_rank(place.0)];
         // What hooks keep of gradients is of use to as many processes only.
         of_this_rank.extend((place.1 == checkpoint.description.world_size).then(|| comm_hook_of_rank(place.0)));
-        let (places, nowhere) = (self.session().objects().state_places(left_out)?, BTreeMap::new());
+        let mut kept = Kept::default();
+        if place.1 == checkpoint.description.world_size {
+            kept = Kept::of_rank(place.0, &checkpoint.description);
+            of_this_rank.push(kept_by_rank(place.0));
+        } else if self.is_main_process() && names.iter().any(|name| name.starts_with(KEPT)) {
+            messages::warning_here!(
+                "processes of the run had other buffers, or other registered tensors, than process 0; all go on with those of \
+                 process 0, because there are {} now and there were {}",
+                place.1,
+                checkpoint.description.world_size
+            );
+        }
+        let mut places = self.session().objects().state_places(left_out)?;
+        // What the first rank had is not what this one is to have.
+        for (object, tensor) in &kept.names {
+            places.get_mut(object).map(|places| places.remove(tensor));
+        }
+        let nowhere = BTreeMap::new();
         let optimizers: BTreeMap<_, _> = self.session().objects().named_optimizers().collect();
         let mut states = BTreeMap::new();
         for name in names {
@@ -486,22 +421,11 @@ impl Accelerator {
             }
             states.extend(state.map(|state| (name, state)));
         }
+        if let Some(own) = states.remove(&kept_by_rank(place.0)) {
+            kept.put_back(own, &mut states);
+        }
+        checkpoint.check_unchanged()?;
         Ok(states)
-    }
-
-    /// Takes what models keep from step to step out of what was read. Nothing is changed yet.
-    fn between_steps<'a>(
-        &self,
-        checkpoint: &OpenCheckpoint,
-        states: &mut BTreeMap<String, ObjectState>,
-        models: &'a [(String, Arc<PreparedParameters>)],
-    ) -> Result<BetweenSteps<'a>> {
-        let gradients = states.remove(&gradients_of_rank(self.process_index()));
-        let gradients = self.saved_gradients(checkpoint, gradients)?;
-        let hooks = states.remove(&comm_hook_of_rank(self.process_index()));
-        let hooks =
-            Self::read_hook_states(models, checkpoint, hooks).map_err(|error| does_not_fit(checkpoint, &error))?;
-        Ok(BetweenSteps { gradients, hooks })
     }
 
     fn go_on_from(
@@ -554,7 +478,7 @@ impl Accelerator {
             None => {
                 let own = self.0.checkpoint_iteration.load(Ordering::Relaxed);
                 let found = checkpoints_in(&self.checkpoints_dir());
-                let free = found.last().map_or(0, |(number, _)| number.saturating_add(1));
+                let free = found.last().map_or(0, |last| last.number.saturating_add(1));
                 // Machines that share no folder may have others.
                 let number = self.values_of_all(own.max(free))?.into_iter().max().unwrap_or(own);
                 Ok((Some(number), project.checkpoint_dir(number)))
@@ -568,23 +492,34 @@ impl Accelerator {
             return Ok(folder);
         }
         let found = checkpoints_in(&self.checkpoints_dir());
-        let committed: BTreeSet<usize> = found.iter().filter(|(_, is)| *is).map(|(number, _)| *number).collect();
-        // Machines that share no folder may have been killed at different saves.
-        let everywhere = self.values_of_all(committed)?.into_iter().reduce(|one, other| &one & &other);
-        let Some(newest) = everywhere.and_then(|numbers| numbers.last().copied()) else {
+        let Some(newest) = self.newest_committed(&found)? else {
             let folder = self.checkpoints_dir();
-            let found = match found.len() {
-                0 => "no checkpoint_<number> is there".to_owned(),
-                number => format!("none of the {number} folders there was completed"),
+            let problems: Vec<&str> = found.iter().filter_map(|it| it.problem.as_deref()).collect();
+            let found = match (found.len(), problems.is_empty()) {
+                (0, _) => "no checkpoint_<number> is there".to_owned(),
+                (number, true) => format!("none of the {number} folders there was completed"),
+                (number, false) => format!("none of the {number} folders there can be used: {}", problems.join("; ")),
             };
             return Err(CheckpointError::NoCheckpoint { folder, found }.into());
         };
-        let later: Vec<String> =
-            found.iter().filter(|(number, _)| *number > newest).map(|(number, _)| checkpoint_name(*number)).collect();
-        if !later.is_empty() && self.is_main_process() {
-            messages::warning_here!("{} was not completed and is passed over", later.join(", "));
+        if self.is_main_process() {
+            for FoundCheckpoint { number, problem, .. } in found.iter().filter(|it| it.number > newest) {
+                let name = checkpoint_name(*number);
+                match problem {
+                    Some(problem) => messages::warning_here!("{name} is passed over: {problem}"),
+                    None => messages::warning_here!("{name} was not completed and is passed over"),
+                }
+            }
         }
         Ok(self.project_configuration().checkpoint_dir(newest))
+    }
+
+    /// The number of the newest checkpoint that has been completed on all machines. Collective.
+    fn newest_committed(&self, found: &[FoundCheckpoint]) -> Result<Option<usize>> {
+        let committed: BTreeSet<usize> = found.iter().filter(|it| it.is_committed).map(|it| it.number).collect();
+        // Machines that share no folder may have been killed at different saves.
+        let everywhere = self.values_of_all(committed)?.into_iter().reduce(|one, other| &one & &other);
+        Ok(everywhere.and_then(|numbers| numbers.last().copied()))
     }
 
     /// The values of all processes, by rank. Collective.

@@ -1,6 +1,7 @@
 //! The one object a training program talks to.
 
 mod adapters;
+mod between_steps;
 mod builder;
 mod checkpointing;
 mod collectives;

@@ -87,7 +87,7 @@ impl Accelerator {
     ///
     /// ```
     /// let accelerator = accelerate::Accelerator::builder().cpu(true).build()?;
-    /// if accelerator.restart_count()? > 0 {
+    /// if accelerator.restart_count()? > 0 && accelerator.latest_checkpoint()?.is_some() {
     ///     accelerator.load_state(None)?;
     /// }
     /// # Ok::<(), accelerate::Error>(())

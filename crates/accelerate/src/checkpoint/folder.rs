@@ -14,7 +14,7 @@ use accelerate_core::weight_files::{
     Checksum, DEFAULT_STEM, EXTENSION, Index, SaveManifest, SavedFile, TORCH_EXTENSION, is_saved_file_name,
     is_weight_file_of,
 };
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -24,8 +24,6 @@ use torch_ext::mapped_file::MappedFile;
 
 /// Larger manifests are an attack or a damaged file.
 const MAX_MANIFEST_BYTES: u64 = 16 << 20;
-/// How much is compared at once: it stays in the caches of a core.
-const CHECKSUM_BLOCK_BYTES: usize = 128 << 10;
 /// How often a folder is looked at again that somebody saves into meanwhile.
 pub(super) const MOST_TRIES: usize = 100;
 /// How long another process may take to rename the files of its save.
@@ -50,17 +48,28 @@ pub(super) fn prepare_folder(folder: &Path, stem: &str) -> Result<()> {
 }
 
 /// Fails where another kind of save in the folder has files that this one would replace or remove: a checkpoint and a model
-/// that was saved by itself have files of the same names.
-pub(super) fn refuse_other_saves(folder: &Path, stem: &str, is_written: &dyn Fn(&str) -> bool) -> Result<()> {
+/// that was saved by itself have files of the same names. `is_one` says which names files of this save may have.
+pub(super) fn refuse_other_saves(folder: &Path, stem: &str, is_one: &dyn Fn(&str) -> bool) -> Result<()> {
     for name in names_in(folder)? {
         let Some(other) = SaveManifest::stem(&name).filter(|other| *other != stem) else { continue };
         let Ok(Some(manifest)) = read_manifest(folder, other) else { continue };
-        if let Some(file) = manifest.files.iter().find(|file| is_written(&file.name)) {
+        if let Some(file) = manifest.files.iter().find(|file| is_one(&file.name)) {
             let (path, manifest) = (folder.join(&file.name), name);
             return Err(WeightsError::OfAnotherSave { path, manifest }.into());
         }
     }
     Ok(())
+}
+
+/// Fails where files of such names are in the folder that no save of this `stem` has written: they would be replaced, or taken for
+/// files of this one.
+pub(super) fn refuse_foreign_files(folder: &Path, stem: &str, is_one: &dyn Fn(&str) -> bool) -> Result<()> {
+    let earlier = read_manifest(folder, stem)?;
+    let own: HashSet<&str> = earlier.iter().flat_map(|earlier| &earlier.files).map(|file| file.name.as_str()).collect();
+    match names_in(folder)?.iter().find(|name| is_one(name) && !own.contains(name.as_str())) {
+        Some(name) => Err(WeightsError::OfNoSave { path: folder.join(name) }.into()),
+        None => Ok(()),
+    }
 }
 
 /// Puts files of a save in their places, in this order, and removes what is left of earlier saves of the same `stem`.
@@ -263,8 +272,34 @@ fn read_manifest(folder: &Path, stem: &str) -> Result<Option<SaveManifest>> {
 }
 
 /// Has a save of files called `stem` been committed in the folder?
-pub(super) fn is_committed(folder: &Path, stem: &str) -> bool {
-    matches!(read_manifest(folder, stem), Ok(Some(_)))
+///
+/// # Errors
+/// Its manifest cannot be read.
+pub(super) fn is_committed(folder: &Path, stem: &str) -> Result<bool> {
+    Ok(read_manifest(folder, stem)?.is_some())
+}
+
+/// A file of a save, of at most so many bytes, also while the save still has to be finished; `None` if there is no save, or it has no
+/// such file.
+///
+/// # Errors
+/// The file is not as it was saved.
+pub(super) fn read_saved(folder: &Path, stem: &str, name: &str, most_bytes: u64) -> Result<Option<Vec<u8>>> {
+    let Some(manifest) = read_manifest(folder, stem)? else { return Ok(None) };
+    let Some(file) = manifest.file(name) else { return Ok(None) };
+    let pending = file.temporary_name.as_ref().filter(|pending| folder.join(pending).exists());
+    let path = folder.join(pending.unwrap_or(&file.name));
+    let Some(content) = read_small(&path, most_bytes)? else {
+        return Err(not_as_saved(path, stem, "it is not there".to_owned()));
+    };
+    let mut checksum = Checksum::new();
+    checksum.update(&content);
+    compare(folder, stem, file, Ok(checksum), &file.xxh3_128).map(|()| Some(content))
+}
+
+/// Is the save still the one that was read?
+pub(super) fn is_unchanged(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<bool> {
+    Ok(read_manifest(folder, stem)?.is_some_and(|now| now.finished() == manifest.finished()))
 }
 
 /// The manifest of a save, and a file of it as it was saved, of at most so many bytes; `None` if there is no save, or it has no
@@ -413,12 +448,8 @@ fn not_as_saved(path: PathBuf, stem: &str, reason: String) -> Error {
 }
 
 fn content_checksum(content: &MappedFile) -> io::Result<Checksum> {
-    let (mut checksum, mut block) = (Checksum::new(), vec![0; CHECKSUM_BLOCK_BYTES]);
-    for start in (0..content.num_bytes()).step_by(CHECKSUM_BLOCK_BYTES) {
-        let num_bytes = (content.num_bytes() - start).min(CHECKSUM_BLOCK_BYTES as u64) as usize;
-        content.read_exact_at(&mut block[..num_bytes], start)?;
-        checksum.update(&block[..num_bytes]);
-    }
+    let mut checksum = Checksum::new();
+    content.visit_blocks(|block| checksum.update(block))?;
     Ok(checksum)
 }
 

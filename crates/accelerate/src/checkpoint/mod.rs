@@ -69,8 +69,9 @@ pub use save::{SaveModelOptions, save_model_weights};
 pub(crate) use sharded::{Writers, save_sharded_model_weights};
 pub use source::load_file;
 pub(crate) use state::{
-    FolderWriters, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in, gather_whole,
-    make_checkpoint_folder, random_states, remove_outdated_checkpoints, restore_random_states,
+    FolderWriters, FoundCheckpoint, KEPT, Kept, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in,
+    gather_whole, is_kept_elsewhere, keep_differing, kept_by_rank, make_checkpoint_folder, random_states,
+    remove_outdated_checkpoints, restore_random_states,
 };
 pub(crate) use weight_source::WeightSource;
 pub use writer::save_file;

@@ -4,7 +4,7 @@ use super::loader::{MapStyle, Parts};
 use super::position::Progress;
 use super::share::Shares;
 use super::source::{Pass, Round};
-use crate::error::Result;
+use crate::error::{DataError, Result};
 use crate::session::{LoaderGuard, Stateful};
 use std::fmt;
 use std::iter::FusedIterator;
@@ -14,7 +14,8 @@ use std::sync::Arc;
 /// The batches of one pass, from [`DataLoader::iter`](crate::data::DataLoader::iter) or
 /// [`DataLoaderShard::iter`](crate::data::DataLoaderShard::iter).
 ///
-/// After an error a pass over counted rows goes on with the next batch if it is asked for it; a stream is over. The
+/// After an error a pass over counted rows goes on with the next batch if it is asked for it; a stream is over, and so is a pass
+/// whose loader has been given another place by `load_state` or `load_state_dict`, which is an error. The
 /// pass counts as completed, and the loader's epoch moves on, when the iterator returns `None`; a pass that is broken
 /// off does not count, and the next one starts with the same epoch (as in the reference, `data_loader.py`,
 /// `DataLoaderShard.__iter__`).
@@ -33,6 +34,7 @@ pub struct Batches<B, K = MapStyle> {
     pass: Box<dyn Pass<B>>,
     progress: Arc<Progress>,
     epoch: usize,
+    num_loads: u64,
     prepared: Option<Prepared<B>>,
     completed: bool,
     kind: PhantomData<fn() -> K>,
@@ -50,7 +52,8 @@ pub(crate) struct Prepared<B> {
 impl<B: Send + 'static, K> Batches<B, K> {
     pub(crate) fn new(pass: Box<dyn Pass<B>>, parts: &Parts<B>, epoch: usize, prepared: Option<Prepared<B>>) -> Self {
         let progress = Arc::clone(&parts.progress);
-        Self { pass, progress, epoch, prepared, completed: false, kind: PhantomData }
+        let num_loads = progress.num_loads();
+        Self { pass, progress, epoch, num_loads, prepared, completed: false, kind: PhantomData }
     }
 
     /// The batch of this process; `None` when only other processes have one.
@@ -88,6 +91,10 @@ impl<B: Send + 'static, K> Iterator for Batches<B, K> {
     type Item = Result<B>;
 
     fn next(&mut self) -> Option<Self::Item> {
+        if !self.completed && self.progress.num_loads() != self.num_loads {
+            (self.completed, self.prepared) = (true, None);
+            return Some(Err(DataError::LoadedMeanwhile.into()));
+        }
         while !self.completed {
             match self.pass.next_round() {
                 Some(Ok(round)) => match self.hand_out(round) {

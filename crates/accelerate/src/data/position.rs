@@ -173,6 +173,8 @@ struct Inner {
     resume: Option<DataLoaderState>,
     /// The seed of the run that is resumed, for all its passes.
     seed: Option<u64>,
+    /// How often the loader was put elsewhere.
+    num_loads: u64,
 }
 
 #[derive(Debug)]
@@ -209,6 +211,12 @@ impl Progress {
         inner.seed = state.shuffle_seed;
         inner.pass = None;
         inner.resume = Some(state);
+        inner.num_loads += 1;
+    }
+
+    /// Changes when a state is loaded: a pass that began before goes on with rows of another place.
+    pub(crate) fn num_loads(&self) -> u64 {
+        self.lock().num_loads
     }
 
     pub(crate) fn seed(&self) -> Option<u64> {
@@ -240,7 +248,7 @@ impl Progress {
     pub(crate) fn finish_epoch(&self, epoch: usize) {
         let mut inner = self.lock();
         if inner.epoch == epoch {
-            inner.epoch = epoch + 1;
+            inner.epoch = epoch.saturating_add(1);
         }
         inner.pass = None;
     }

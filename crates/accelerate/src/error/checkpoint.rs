@@ -22,6 +22,13 @@ pub(crate) enum CheckpointError {
     NoCheckpoint { folder: PathBuf, found: String },
 
     #[error(
+        "there is no folder {} to go on from; name the folder of a checkpoint, such as checkpoints/checkpoint_1 of a project, or None \
+         for the newest of them",
+        folder.display()
+    )]
+    NoSuchFolder { folder: PathBuf },
+
+    #[error(
         "{} is not a checkpoint: no save_state into it was completed, since there is no checkpoint.manifest.json",
         folder.display()
     )]
@@ -34,6 +41,13 @@ pub(crate) enum CheckpointError {
 
     #[error("no thread could be started that writes the checkpoint: {source}; save with save_state, which needs none")]
     NoThread { source: std::io::Error },
+
+    #[error(
+        "somebody saved into {} while it was read, so that parts of two checkpoints may have been read; nothing has changed. Load it \
+         once more, and let no other run save there",
+        folder.display()
+    )]
+    SavedMeanwhile { folder: PathBuf },
 
     #[error("{} cannot be used: {source}", path.display())]
     Description { path: PathBuf, source: accelerate_core::Error },

@@ -1,6 +1,6 @@
 //! What can go wrong between processes.
 
-use super::{Failure, listed_ranks};
+use super::{Error, Failure, listed_ranks};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CollectiveError {
@@ -50,7 +50,7 @@ pub(crate) enum CollectiveError {
     HookResult { index: usize, found: String, wanted: String },
 
     #[error("{what} failed on rank {rank}, and ends on this rank too: {reason}")]
-    FailedElsewhere { what: &'static str, rank: usize, reason: String },
+    FailedElsewhere { what: &'static str, rank: usize, reason: String, kind: ElsewhereKind },
 
     #[error("{op} cannot cut {shape} into {world_size} equal parts along dim 0; pad it to a multiple first")]
     Indivisible { op: &'static str, shape: String, world_size: usize },
@@ -113,7 +113,45 @@ pub(crate) enum CollectiveError {
     OtherRound { rank: usize, wanted: (u64, u64), found: (u64, u64) },
 }
 
+/// Of what kind an error of another rank is, so that programs on all ranks go the same way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ElsewhereKind {
+    Checkpoint,
+    Weights,
+    Data,
+    Config,
+    Other,
+}
+
+impl ElsewhereKind {
+    /// With a letter for each, by which ranks tell each other.
+    const ALL: [(Self, char); 5] =
+        [(Self::Checkpoint, 'c'), (Self::Weights, 'w'), (Self::Data, 'd'), (Self::Config, 's'), (Self::Other, 'o')];
+
+    pub(crate) fn of(error: &Error) -> Self {
+        let kinds = [
+            (Self::Checkpoint, error.is_checkpoint()),
+            (Self::Weights, error.is_weights()),
+            (Self::Data, error.is_data()),
+            (Self::Config, error.is_config()),
+        ];
+        kinds.into_iter().find(|(_, is_it)| *is_it).map_or(Self::Other, |(kind, _)| kind)
+    }
+
+    pub(crate) fn letter(self) -> char {
+        Self::ALL.iter().find(|(kind, _)| *kind == self).map_or('o', |(_, letter)| *letter)
+    }
+
+    pub(crate) fn of_letter(letter: char) -> Self {
+        Self::ALL.iter().find(|(_, own)| *own == letter).map_or(Self::Other, |(kind, _)| *kind)
+    }
+}
+
 impl CollectiveError {
+    pub(crate) fn is_elsewhere(&self, wanted: ElsewhereKind) -> bool {
+        matches!(self, Self::FailedElsewhere { kind, .. } if *kind == wanted)
+    }
+
     pub(crate) fn is_timeout(&self) -> bool {
         matches!(self, Self::Timeout { .. })
     }

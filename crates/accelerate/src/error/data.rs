@@ -74,10 +74,17 @@ pub(crate) enum DataError {
     UnequalPasses { rank: usize, found: usize, wanted: usize },
     #[error(
         "the order of the rows is not that of the run that is resumed ({found} entries, saved: {wanted}): going on would \
-         hand out some rows twice and others never. Use the same dataset, sampler and seed, or begin the epoch anew \
-         by leaving load_state_dict out"
+         hand out some rows twice and others never. Use the same dataset, sampler and seed, or begin the epoch anew: do not \
+         load the state of the loader"
     )]
     OtherOrder { found: u64, wanted: u64 },
+    #[error(
+        "a state was loaded during this pass over the loader, and put it at another place; leave the loop, and begin a new pass, \
+         which goes on from there"
+    )]
+    LoadedMeanwhile,
+    #[error("the saved loader is in epoch {epoch}, which no run reaches; go on from another checkpoint")]
+    NoSuchEpoch { epoch: usize },
     #[error("the stream ended after {found} rows, before the place where the saved run stood: row {wanted}")]
     StreamTooShort { found: u64, wanted: u64 },
     #[error("the stream cannot be taken to a saved place, although it said where it stood; implement RowStream::seek")]

@@ -24,7 +24,7 @@ mod weights;
 
 pub(crate) use big_model::BigModelError;
 pub(crate) use checkpoint::CheckpointError;
-pub(crate) use collective::CollectiveError;
+pub(crate) use collective::{CollectiveError, ElsewhereKind};
 pub(crate) use data::DataError;
 pub(crate) use failure::{CollectiveCall, Failure, Findings, StoreState, listed_ranks};
 pub(crate) use fp8::Fp8Error;
@@ -183,6 +183,7 @@ impl Error {
             Kind::Fp8(error) => error.is_config(),
             Kind::Lora(error) => error.is_config(),
             Kind::Profile(error) => error.is_config(),
+            Kind::Collective(error) => error.is_elsewhere(ElsewhereKind::Config),
             _ => false,
         }
     }
@@ -205,13 +206,18 @@ impl Error {
     pub fn is_data(&self) -> bool {
         match self.kind() {
             Kind::Core(error) => error.is_data(),
+            Kind::Collective(error) => error.is_elsewhere(ElsewhereKind::Data),
             kind => matches!(kind, Kind::Data(_) | Kind::Reader(_)),
         }
     }
 
     /// The state of a run cannot be saved, or there is none to go on from.
     pub fn is_checkpoint(&self) -> bool {
-        matches!(self.kind(), Kind::Checkpoint(_))
+        match self.kind() {
+            Kind::Checkpoint(_) => true,
+            Kind::Collective(error) => error.is_elsewhere(ElsewhereKind::Checkpoint),
+            _ => false,
+        }
     }
 
     /// A model cannot be spread over devices and a disk as its map says, or what it keeps there cannot be used.
@@ -229,6 +235,7 @@ impl Error {
         match self.kind() {
             Kind::Weights(_) => true,
             Kind::Lora(error) => error.is_weights(),
+            Kind::Collective(error) => error.is_elsewhere(ElsewhereKind::Weights),
             _ => false,
         }
     }

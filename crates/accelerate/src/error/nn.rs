@@ -57,7 +57,8 @@ pub(crate) enum NnError {
     )]
     MaskOfDividedSequence,
     #[error(
-        "the shards do not make up this model:\n  {}\nNothing was loaded. Give the shards of all processes, of the same model",
+        "what was saved does not make up this model:\n  {}\nNothing was loaded. Give the state of the same model, and where processes \
+         sharded it, the shards of all of them",
         problem_lines(problems)
     )]
     PartsMismatch { problems: Vec<String> },

@@ -89,8 +89,8 @@ pub(crate) enum StateError {
     NotOneModel { call: &'static str, found: usize },
 
     #[error(
-        "the saved states are not those of what this accelerator has prepared: {}; prepare as many objects of each kind, in \
-         the same order, before load_state_dict",
+        "the saved states are not those of what this accelerator has: {}; prepare and register as many objects of each kind, in the \
+         same order, before the states are loaded",
         other_objects(missing, unexpected)
     )]
     OtherObjects { missing: String, unexpected: String },
@@ -376,6 +376,6 @@ fn waiting_ranks(ranks: &[usize]) -> String {
 
 fn other_objects(missing: &str, unexpected: &str) -> String {
     let lacking = (!missing.is_empty()).then(|| format!("there is none of {missing}"));
-    let extra = (!unexpected.is_empty()).then(|| format!("{unexpected} was not prepared"));
+    let extra = (!unexpected.is_empty()).then(|| format!("{unexpected} was neither prepared nor registered"));
     lacking.into_iter().chain(extra).collect::<Vec<_>>().join(", and ")
 }

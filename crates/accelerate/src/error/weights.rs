@@ -155,6 +155,13 @@ pub(crate) enum WeightsError {
     )]
     OfAnotherSave { path: PathBuf, manifest: String },
 
+    #[error(
+        "{} was written by no save_state into this folder, and would be replaced, or be taken for a part of what is saved; \
+         save into a folder of its own, or remove the file if it is not needed",
+        path.display()
+    )]
+    OfNoSave { path: PathBuf },
+
     #[error("{} cannot be used: {source}. Remove it if it is not from a save of weights", path.display())]
     Manifest { path: PathBuf, source: accelerate_core::Error },
 

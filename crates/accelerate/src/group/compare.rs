@@ -6,7 +6,7 @@
 use super::peer_call::PeerCall;
 use super::peer_process::await_ends;
 use super::{Group, PeerProcess};
-use crate::error::{CollectiveError, Error, Result};
+use crate::error::{CollectiveError, ElsewhereKind, Error, Result};
 use std::hash::{DefaultHasher, Hasher};
 use tch::{Device, Kind, Tensor};
 use torch_ext::ProcessGroup;
@@ -72,13 +72,13 @@ impl Group {
     /// Passes on what this rank has made of `what` if all ranks have succeeded. Otherwise fails on all of them: with the
     /// rank's own failure, or with that of the first that has failed. Collective.
     pub(crate) fn agree_on_success<T>(&self, what: &'static str, own: Result<T>) -> Result<T> {
-        let text = own.as_ref().err().map(ToString::to_string);
+        let text = own.as_ref().err().map(|error| format!("{}{error}", ElsewhereKind::of(error).letter()));
         let failures = self.failures(what, text.as_deref());
         let made = own?;
-        match failures?.into_iter().next() {
-            Some((rank, reason)) => Err(CollectiveError::FailedElsewhere { what, rank, reason }.into()),
-            None => Ok(made),
-        }
+        let Some((rank, text)) = failures?.into_iter().next() else { return Ok(made) };
+        let mut letters = text.chars();
+        let kind = letters.next().map_or(ElsewhereKind::Other, ElsewhereKind::of_letter);
+        Err(CollectiveError::FailedElsewhere { what, rank, reason: letters.as_str().to_owned(), kind }.into())
     }
 
     /// Fails on every rank, with all ranks' descriptions, unless all ranks describe the same call. Collective.

@@ -88,8 +88,8 @@ impl ParamStore {
     /// Takes this process's shards from those of other processes, however many these were. Not collective.
     ///
     /// # Errors
-    /// Parameters of other shapes, and elements that are in none of the shards, all of them in one error; then nothing was
-    /// changed.
+    /// Parameters of other shapes, elements that are in none of the shards, and tensors that the model does not have, all of them in
+    /// one error; then nothing was changed.
     pub fn load_sharded_state_dict(&self, shards: &[ShardedStateDict]) -> Result<()> {
         self.load_shards_but(&BTreeSet::new(), shards)
     }
@@ -120,6 +120,11 @@ impl ParamStore {
                 problems.push(format!("\"{}\": {problem}", param.name()));
             }
         }
+        let known: BTreeSet<String> = self.persistent().iter().map(|param| param.name().to_owned()).collect();
+        let aliases = self.aliases();
+        let found: BTreeSet<&String> = shards.iter().flat_map(|state| state.tensors.keys()).collect();
+        let unexpected = found.into_iter().filter(|name| !known.contains(*name) && !aliases.contains_key(*name));
+        problems.extend(unexpected.map(|name| format!("\"{name}\": the model has no tensor of this name")));
         if problems.is_empty() { Ok(()) } else { Err(NnError::PartsMismatch { problems }.into()) }
     }
 }

@@ -3,7 +3,9 @@
 use super::handle::OptimizerHandle;
 use crate::error::{OptimError, Result};
 use crate::nn::{Layout, Param, flat_elements};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
 
@@ -70,14 +72,14 @@ pub struct GroupState {
     /// Momentum (SGD, RMSprop) or first beta (Adam, AdamW, Lion).
     pub momentum: f64,
     /// The optimizer's other settings, by PyTorch's names.
-    pub options: serde_json::Map<String, serde_json::Value>,
+    pub options: Map<String, Value>,
 }
 
 /// Writes the groups' shard of a state.
 pub(super) fn save_groups(handle: &OptimizerHandle, options: &impl Serialize) -> Result<Vec<GroupState>> {
     let options = match serde_json::to_value(options).map_err(crate::Error::other)? {
-        serde_json::Value::Object(options) => options,
-        _ => serde_json::Map::new(),
+        Value::Object(options) => options,
+        _ => Map::new(),
     };
     (0..handle.num_groups())
         .map(|group| {
@@ -99,6 +101,21 @@ pub(super) fn save_groups(handle: &OptimizerHandle, options: &impl Serialize) ->
 pub(super) fn save_layouts(handle: &OptimizerHandle) -> BTreeMap<String, Layout> {
     let layout = |param: &Param| Some((param.name().to_owned(), param.shard_layout()?));
     handle.params().filter_map(layout).collect()
+}
+
+/// Settings of two groups that are not the same, as texts. The first beta is one that each group has for itself.
+fn differing<T: Serialize>(first: &T, other: &T) -> Vec<(String, [String; 2])> {
+    let settings = |group: &T| {
+        let Ok(Value::Object(mut settings)) = serde_json::to_value(group) else { return Map::new() };
+        if let Some(Value::Array(betas)) = settings.get_mut("betas") {
+            betas.drain(..1.min(betas.len()));
+        }
+        settings
+    };
+    let other = settings(other);
+    let pairs = settings(first).into_iter().filter_map(|(name, value)| Some((value, other.get_key_value(&name)?)));
+    let pairs = pairs.filter(|(value, (_, other))| value != *other);
+    pairs.map(|(value, (name, other))| (name.clone(), [value.to_string(), other.to_string()])).collect()
 }
 
 /// The groups' shard of loading: first everything is checked, then everything is set.
@@ -139,16 +156,28 @@ impl<'a> Loading<'a> {
         }
     }
 
-    /// The optimizer's other settings, from the first group (they are the same in all).
-    pub(super) fn options<T: serde::de::DeserializeOwned>(&mut self, present: T) -> T {
-        let Some(group) = self.state.groups.first() else { return present };
-        match serde_json::from_value(serde_json::Value::Object(group.options.clone())) {
-            Ok(options) => options,
-            Err(error) => {
-                self.problems.push(format!("its options cannot be understood: {error}"));
-                present
+    /// The optimizer's other settings, which its groups share: a state in which they differ is refused.
+    pub(super) fn options<T: Serialize + DeserializeOwned>(&mut self, present: T) -> T {
+        let mut shared: Option<T> = None;
+        for (index, group) in self.state.groups.iter().enumerate() {
+            let found: T = match serde_json::from_value(Value::Object(group.options.clone())) {
+                Ok(found) => found,
+                Err(error) => {
+                    self.problems.push(format!("its options cannot be understood: {error}"));
+                    return present;
+                }
+            };
+            match &shared {
+                None => shared = Some(found),
+                Some(first) => {
+                    let problems = differing(first, &found).into_iter();
+                    self.problems.extend(problems.map(|(name, [first, other])| {
+                        format!("`{name}` is {other} in group {index} and {first} in group 0, and the groups of this optimizer share it")
+                    }));
+                }
             }
         }
+        shared.unwrap_or(present)
     }
 
     /// Was a state tensor of this name saved for the parameter?

@@ -137,7 +137,7 @@ fn objects() -> Vec<Case> {
         change("no registered value", "there is none of custom_checkpoint_0", |it| {
             remove(it, "/objects", "custom_checkpoint_0")
         }),
-        set("a second model", "model_1 was not prepared", "/objects/model_1", json!({})),
+        set("a second model", "model_1 was neither prepared nor registered", "/objects/model_1", json!({})),
         set("a model that is null", "invalid type: null", "/objects/model", Value::Null),
         set("a model that is a list", "", "/objects/model", json!([1, {}, {}, {}])),
         set("no tensors", "hidden.weight", "/objects/model/tensors", json!({})),

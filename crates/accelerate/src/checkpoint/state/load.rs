@@ -2,7 +2,7 @@
 
 use super::super::atomic::io_error;
 use super::super::dtype::to_kind;
-use super::super::folder::{finish_interrupted_saves, read_committed, verify_part};
+use super::super::folder::{finish_interrupted_saves, is_unchanged, read_committed, verify_part};
 use super::super::memory::TensorMemory;
 use super::super::reader::{WeightFile, WeightReader, open_file};
 use super::blocks::{Dequantize, InBlocks};
@@ -13,9 +13,9 @@ use crate::messages;
 use crate::session::ObjectState;
 use accelerate_core::checkpoint::{Checkpoint, DESCRIPTION, STEM, SavedObject, SavedPiece, SavedTensor};
 use accelerate_core::layout::{Copied, Layout};
-use accelerate_core::weight_files::shown;
+use accelerate_core::weight_files::{SaveManifest, shown};
 use std::collections::hash_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
@@ -32,6 +32,7 @@ pub(crate) struct OpenCheckpoint {
     files: HashMap<usize, WeightFile>,
     /// By name, files that this rank has compared and nobody has opened yet.
     compared: HashMap<String, MappedFile>,
+    manifest: SaveManifest,
     /// What is still to be read.
     in_place: Vec<InPlace>,
 }
@@ -82,7 +83,11 @@ impl OpenCheckpoint {
     /// rank its part of them. Collective.
     pub(crate) fn open(group: &Group, folder: &Path, writers: &FolderWriters) -> Result<Self> {
         let range = &writers.0;
-        let finished = if group.rank() == range.start { finish_interrupted_saves(folder) } else { Ok(()) };
+        let finished = match group.rank() == range.start {
+            true if !folder.is_dir() => Err(CheckpointError::NoSuchFolder { folder: folder.to_owned() }.into()),
+            true => finish_interrupted_saves(folder),
+            false => Ok(()),
+        };
         group.agree_on_success(OP, finished)?;
         let opened = Self::read(folder).and_then(|opened| {
             let compared = verify_part(folder, STEM, group.rank() - range.start, range.len())?;
@@ -103,7 +108,8 @@ impl OpenCheckpoint {
         let described = Checkpoint::from_json(&String::from_utf8_lossy(&json));
         let description = described.map_err(|source| CheckpointError::Description { path, source })?;
         // The content of what is not in the manifest has not been compared with anything.
-        if let Some(file) = description.files.iter().find(|file| manifest.file(file).is_none()) {
+        let listed: HashSet<&str> = manifest.files.iter().map(|file| file.name.as_str()).collect();
+        if let Some(file) = description.files.iter().find(|file| !listed.contains(file.as_str())) {
             let reason = "it is not in the manifest, so nothing says what it has to be".to_owned();
             return Err(CheckpointError::Damaged { path: folder.join(shown(file)), reason }.into());
         }
@@ -112,8 +118,21 @@ impl OpenCheckpoint {
             description,
             files: HashMap::new(),
             compared: HashMap::new(),
+            manifest,
             in_place: Vec::new(),
         })
+    }
+
+    /// Of what was compared on other ranks, this one has opened the files by their names. All that it needs are open by now, and
+    /// nothing has changed yet.
+    ///
+    /// # Errors
+    /// Somebody has saved into the folder meanwhile, so that some of them may be of another checkpoint.
+    pub(crate) fn check_unchanged(&self) -> Result<()> {
+        match is_unchanged(&self.folder, STEM, &self.manifest)? {
+            true => Ok(()),
+            false => Err(CheckpointError::SavedMeanwhile { folder: self.folder.clone() }.into()),
+        }
     }
 
     pub(crate) fn description_path(&self) -> PathBuf {
@@ -139,13 +158,13 @@ impl OpenCheckpoint {
         state.tensors = read.map_err(|error| error.context(name))?;
         let object = self.description.objects.entry(name.to_owned()).or_default();
         object.tensors = tensors;
-        let rank = if world_size == self.description.world_size { rank } else { 0 };
-        if world_size != self.description.world_size && !object.values_of_ranks.is_empty() {
+        let is_same = world_size == self.description.world_size;
+        if !is_same && rank == 0 && !object.values_of_ranks.is_empty() {
             messages::warning_here!(
                 "{name} had other values on other ranks of the run; all ranks go on with those of rank 0"
             );
         }
-        state.values = object.values_of(rank).clone();
+        state.values = object.values_of(if is_same { rank } else { 0 }).clone();
         Ok(Some(state))
     }
 

@@ -3,6 +3,7 @@
 //! page "Checkpoint format" of the book.
 
 mod blocks;
+mod kept;
 mod load;
 mod random;
 mod save;
@@ -10,6 +11,7 @@ mod save;
 mod tests;
 mod whole;
 
+pub(crate) use kept::{KEPT, Kept, is_kept_elsewhere, keep_differing, kept_by_rank};
 pub(crate) use load::OpenCheckpoint;
 pub(crate) use random::{random_states, restore_random_states};
 pub(crate) use save::{FolderWriters, PlannedSave, RunState};
@@ -17,8 +19,8 @@ pub(crate) use whole::gather_whole;
 
 use super::atomic::{folder_of, io_error, names_in, remove_abandoned, sync_folder};
 use super::fault;
-use super::folder::{is_committed, prepare_folder};
-use crate::error::Result;
+use super::folder::{is_committed, prepare_folder, read_saved};
+use crate::error::{CheckpointError, Result};
 use crate::messages;
 use accelerate_core::checkpoint::{
     Checkpoint, Completed, DESCRIPTION, Retention, STEM, checkpoint_name, checkpoint_number,
@@ -38,15 +40,26 @@ pub(crate) fn make_checkpoint_folder(folder: &Path) -> Result<()> {
     prepare_folder(folder, STEM)
 }
 
-/// The numbers of the checkpoints in a folder of automatically named ones, and whether each has been committed.
-pub(crate) fn checkpoints_in(folder: &Path) -> Vec<(usize, bool)> {
+/// An automatically named checkpoint.
+#[derive(Debug)]
+pub(crate) struct FoundCheckpoint {
+    pub(crate) number: usize,
+    pub(crate) is_committed: bool,
+    /// Why it cannot be said whether it was committed.
+    pub(crate) problem: Option<String>,
+}
+
+/// The checkpoints in a folder of automatically named ones, in the order of their numbers.
+pub(crate) fn checkpoints_in(folder: &Path) -> Vec<FoundCheckpoint> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let number = |entry: fs::DirEntry| {
+    let checkpoint = |entry: fs::DirEntry| {
         let number = checkpoint_number(entry.file_name().to_str()?)?;
-        Some((number, is_committed(&entry.path(), STEM)))
+        let is_committed = is_committed(&entry.path(), STEM);
+        let problem = is_committed.as_ref().err().map(ToString::to_string);
+        Some(FoundCheckpoint { number, is_committed: is_committed.unwrap_or(false), problem })
     };
-    let mut found: Vec<(usize, bool)> = entries.flatten().filter_map(number).collect();
-    found.sort_unstable();
+    let mut found: Vec<FoundCheckpoint> = entries.flatten().filter_map(checkpoint).collect();
+    found.sort_unstable_by_key(|checkpoint| checkpoint.number);
     found
 }
 
@@ -55,26 +68,28 @@ pub(crate) fn checkpoints_in(folder: &Path) -> Vec<(usize, bool)> {
 pub(crate) fn remove_outdated_checkpoints(folder: &Path, newest: usize, retention: Retention) {
     let found = checkpoints_in(folder);
     // What is not asked for is not read: descriptions are long.
-    let metric = |number| retention.keep_best.and_then(|_| metric_of(&folder.join(checkpoint_name(number))));
-    let completed = found.iter().filter(|(_, is_committed)| *is_committed);
-    let completed: Vec<Completed> =
-        completed.map(|&(number, _)| Completed { number, metric: metric(number) }).collect();
+    let metric = |number| retention.keep_best.map_or(Ok(None), |_| metric_of(&folder.join(checkpoint_name(number))));
+    let completed = found.iter().filter(|checkpoint| checkpoint.is_committed);
+    // One of which it cannot be known how good it is may be the best.
+    let completed: Vec<Completed> = completed
+        .filter_map(|&FoundCheckpoint { number, .. }| Some(Completed { number, metric: metric(number).ok()? }))
+        .collect();
     for number in retention.outdated(&completed, newest) {
         remove_checkpoint(&folder.join(checkpoint_name(number)))
             .unwrap_or_else(|error| messages::warning_here!("{error}"));
     }
     // What killed runs have left of checkpoints that were never completed.
-    for (number, _) in found.iter().filter(|(number, is_committed)| !is_committed && *number < newest) {
+    for FoundCheckpoint { number, .. } in found.iter().filter(|it| !it.is_committed && it.number < newest) {
         remove_abandoned_checkpoint(&folder.join(checkpoint_name(*number)));
     }
 }
 
-/// How good the run was, as the description of a checkpoint has it. `None` where it cannot be read, or says nothing.
-fn metric_of(folder: &Path) -> Option<f64> {
+/// How good the run was, as the description of a checkpoint has it. `None` where it says nothing.
+fn metric_of(folder: &Path) -> Result<Option<f64>> {
+    let Some(json) = read_saved(folder, STEM, DESCRIPTION, save::MAX_DESCRIPTION_BYTES)? else { return Ok(None) };
     let path = folder.join(DESCRIPTION);
-    let is_short = fs::metadata(&path).is_ok_and(|it| it.is_file() && it.len() <= save::MAX_DESCRIPTION_BYTES);
-    let text = is_short.then(|| fs::read_to_string(&path).ok()).flatten()?;
-    Checkpoint::from_json(&text).ok()?.metric
+    let description = Checkpoint::from_json(&String::from_utf8_lossy(&json));
+    Ok(description.map_err(|source| CheckpointError::Description { path, source })?.metric)
 }
 
 /// Removes a checkpoint. It gets another name first, so that half of it is never taken for the whole; whoever removes one later
@@ -83,9 +98,12 @@ fn remove_checkpoint(folder: &Path) -> Result<()> {
     let parent = folder_of(folder);
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let hidden = parent.join(format!("{REMOVING}{name}"));
-    let left: Vec<String> = names_in(parent)?.into_iter().filter(|name| name.starts_with(REMOVING)).collect();
-    for name in left {
-        remove_folder(&parent.join(name))?;
+    let is_left = |name: &String| name.strip_prefix(REMOVING).and_then(checkpoint_number).is_some();
+    for left in names_in(parent)?.into_iter().filter(is_left).map(|name| parent.join(name)) {
+        // A file, or a link to elsewhere, is nothing that was left here.
+        if fs::symlink_metadata(&left).is_ok_and(|found| found.is_dir()) {
+            remove_folder(&left)?;
+        }
     }
     fault::step().and_then(|()| fs::rename(folder, &hidden)).map_err(io_error("remove", folder))?;
     sync_folder(parent)?;

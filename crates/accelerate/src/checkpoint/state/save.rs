@@ -3,7 +3,7 @@
 use super::super::atomic::PendingFile;
 use super::super::dtype::to_dtype;
 use super::super::elsewhere;
-use super::super::folder::{commit_instead, prepare_folder, refuse_other_saves};
+use super::super::folder::{commit_instead, prepare_folder, refuse_foreign_files, refuse_other_saves};
 use super::super::host_copy::places_for;
 use super::super::progress::{NumWritten, SaveProgress};
 use super::super::writer::write_pending;
@@ -16,7 +16,7 @@ use accelerate_core::checkpoint::{
     Assignment, Checkpoint, DESCRIPTION, HeldTensor, STEM, SavedObject, SavedTensor, assign,
 };
 use accelerate_core::layout::Layout;
-use accelerate_core::weight_files::{Index, IndexMetadata, SavedFile};
+use accelerate_core::weight_files::{Index, IndexMetadata, SavedFile, is_weight_file_of};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -282,8 +282,14 @@ impl PlannedSave {
         let mut probe = None;
         let made = match self.is_first(group) {
             true => prepare_folder(&self.folder, STEM).and_then(|()| {
-                let is_written = |name: &str| self.description.files.iter().any(|file| file == name);
-                refuse_other_saves(&self.folder, STEM, &is_written)?;
+                // Also those of as many ranks as there may have been before.
+                let is_one = |name: &str| {
+                    let mut objects = self.description.objects.keys();
+                    let is_listed = || self.description.files.iter().any(|file| file == name);
+                    name == DESCRIPTION || objects.any(|object| is_weight_file_of(name, object)) || is_listed()
+                };
+                refuse_other_saves(&self.folder, STEM, &is_one)?;
+                refuse_foreign_files(&self.folder, STEM, &is_one)?;
                 probe = Some(PendingFile::write(&self.folder.join(DESCRIPTION), STEM, &[])?);
                 Ok(())
             }),

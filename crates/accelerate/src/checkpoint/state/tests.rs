@@ -190,7 +190,9 @@ fn a_checkpoint_that_is_removed_is_there_or_gone() {
         remove_checkpoint(&folder).unwrap_err();
         fault::plan(None);
         match checkpoints_in(parent.path())[..] {
-            [(3, true)] => assert_eq!(whole_checkpoint_in(&folder).unwrap(), 1.0),
+            [FoundCheckpoint { number: 3, is_committed: true, .. }] => {
+                assert_eq!(whole_checkpoint_in(&folder).unwrap(), 1.0)
+            }
             [] => {}
             ref other => panic!("{other:?}"),
         }
@@ -210,7 +212,7 @@ fn what_a_killed_save_has_left_goes_and_what_somebody_else_put_there_stays() {
             killed_save(&folder, 1, 0, step);
             folder.exists() && names_in(&folder).unwrap().iter().any(|name| name.ends_with(".saving"))
         });
-        assert!(wrote && !is_committed(&folder, STEM));
+        assert!(wrote && !is_committed(&folder, STEM).unwrap());
     };
     kill_while_files_are_written();
     remove_abandoned_checkpoint(&folder);
@@ -335,4 +337,60 @@ fn what_is_elsewhere_is_never_in_memory_as_a_whole() {
             }
         }
     }
+}
+
+#[test]
+fn a_save_while_files_are_opened_is_an_error() {
+    let (folder, group) = (TempDir::new().unwrap(), Group::single_process());
+    save(folder.path(), 1.0, &group, false).unwrap();
+    let checkpoint = OpenCheckpoint::open(&group, folder.path(), &writers(&group)).unwrap();
+    checkpoint.check_unchanged().unwrap();
+    save(folder.path(), 2.0, &group, false).unwrap();
+    let error = checkpoint.check_unchanged().unwrap_err();
+    assert!(error.is_checkpoint() && error.to_string().contains("somebody saved into"), "{error}");
+}
+
+/// A checkpoint that nobody has finished, and one that is damaged, may be the best.
+#[test]
+fn what_may_be_the_best_checkpoint_stays() {
+    let retention = Retention { total_limit: Some(1), keep_best: Some(1), ..Default::default() };
+    let change: [fn(&Path); 3] = [
+        |_| {},
+        |folder| {
+            // As it is between the manifest and the last of the names.
+            let (path, pending) = (folder.join(DESCRIPTION), ".checkpoint.0123abcd.saving");
+            fs::rename(&path, folder.join(pending)).unwrap();
+            let manifest = folder.join(SaveManifest::file_name(STEM));
+            let mut json: serde_json::Value = serde_json::from_slice(&fs::read(&manifest).unwrap()).unwrap();
+            let files = json["files"].as_array_mut().unwrap().iter_mut();
+            files.filter(|file| file["name"] == DESCRIPTION).for_each(|file| file["temporary_name"] = pending.into());
+            fs::write(&manifest, json.to_string()).unwrap();
+        },
+        |folder| fs::write(folder.join(DESCRIPTION), "{").unwrap(),
+    ];
+    for change in change {
+        let (parent, group) = (TempDir::new().unwrap(), Group::single_process());
+        for (number, metric) in [0.1, 0.9, 0.2].into_iter().enumerate() {
+            let run = RunState { metric: Some(metric), ..run_state(1.0, &group, false) };
+            let folder = parent.path().join(checkpoint_name(number));
+            PlannedSave::new(run, &group, &folder, writers(&group)).unwrap().write(&group).unwrap();
+        }
+        change(&parent.path().join("checkpoint_1"));
+        remove_outdated_checkpoints(parent.path(), 2, retention);
+        let left: Vec<usize> = checkpoints_in(parent.path()).into_iter().map(|found| found.number).collect();
+        assert_eq!(left, [1, 2]);
+    }
+}
+
+#[test]
+fn only_what_was_being_removed_is_removed() {
+    let (parent, group) = (TempDir::new().unwrap(), Group::single_process());
+    for name in [".removing_mine", ".removing_checkpoint_7", "checkpoint_0"] {
+        save(&parent.path().join(name), 1.0, &group, false).unwrap();
+    }
+    fs::write(parent.path().join(".removing_checkpoint_8"), "a file").unwrap();
+    remove_checkpoint(&parent.path().join("checkpoint_0")).unwrap();
+    let mut left = names_in(parent.path()).unwrap();
+    left.sort();
+    assert_eq!(left, [".removing_checkpoint_8", ".removing_mine"]);
 }

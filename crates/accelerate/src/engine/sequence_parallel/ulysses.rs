@@ -78,7 +78,7 @@ fn exchanged<const N: usize>(group: &Group, direction: Direction, tensors: [&Ten
         &tensors,
         |_| {
             let detached: Vec<Tensor> = tensors.iter().map(|tensor| tensor.f_detach()).collect::<Result<_, _>>()?;
-            Ok(exchange(group, direction, &detached)?)
+            Ok(detached.iter().map(|tensor| exchange(group, direction, tensor)).collect::<Result<_>>()?)
         },
         move |_, gradients| {
             // All ranks send the same, whatever the loss of one of them depends on.
@@ -89,7 +89,8 @@ fn exchanged<const N: usize>(group: &Group, direction: Direction, tensors: [&Ten
             let device = gradients.iter().flatten().next().map_or(tch::Device::Cpu, Tensor::device);
             let gradients: Vec<Tensor> =
                 gradients.into_iter().zip(&shapes).map(|pair| missing(pair, device)).collect::<Result<_, _>>()?;
-            Ok(exchange(&backward_group, direction.back(), &gradients)?.into_iter().map(Some).collect())
+            let back = |gradient: &Tensor| exchange(&backward_group, direction.back(), gradient).map(Some);
+            Ok(gradients.iter().map(back).collect::<Result<_>>()?)
         },
     )?;
     outputs.try_into().map_err(|_| crate::Error::other("an exchange has another number of outputs"))
@@ -103,27 +104,14 @@ fn after(shape: &[i64], direction: Direction, num_ranks: i64) -> Vec<i64> {
     shape
 }
 
-/// All tensors in one message to each rank. Collective.
-fn exchange(group: &Group, direction: Direction, tensors: &[Tensor]) -> Result<Vec<Tensor>> {
+/// One collective: its result is a view of what it has received, in which the tokens or heads of all ranks follow each other.
+fn exchange(group: &Group, direction: Direction, tensor: &Tensor) -> Result<Tensor> {
     let num_ranks = group.world_size() as i64;
     let (cut, joined) = direction.dims();
-    let part = |tensor: &Tensor| -> Result<Tensor> {
-        let mut shape = tensor.size();
-        shape[cut] /= num_ranks;
-        shape.insert(cut, num_ranks);
-        let by_rank = tensor.f_reshape(&shape)?.f_movedim_int(cut as i64, 0)?;
-        Ok(by_rank.f_reshape([num_ranks, tensor.numel() as i64 / num_ranks])?)
-    };
-    let parts: Vec<Tensor> = tensors.iter().map(part).collect::<Result<_>>()?;
-    let received = group.all_to_all_single(&Tensor::f_cat(&parts, 1)?)?;
-    let widths: Vec<i64> = parts.iter().map(|part| part.size()[1]).collect();
-    let received = received.f_split_with_sizes(&widths, 1)?;
-    let whole = |(received, tensor): (Tensor, &Tensor)| -> Result<Tensor> {
-        let mut shape = tensor.size();
-        shape[cut] /= num_ranks;
-        shape.insert(0, num_ranks);
-        let by_rank = received.f_reshape(&shape)?.f_movedim_int(0, joined as i64)?;
-        Ok(by_rank.f_reshape(after(&tensor.size(), direction, num_ranks))?)
-    };
-    received.into_iter().zip(tensors).map(whole).collect()
+    let mut shape = tensor.size();
+    shape[cut] /= num_ranks;
+    shape.insert(cut, num_ranks);
+    let joined_by_rank = if cut < joined { joined + 1 } else { joined };
+    let sent = tensor.f_reshape(&shape)?.f_movedim([cut as i64, joined_by_rank as i64], [0i64, 1])?.f_contiguous()?;
+    Ok(group.all_to_all_single(&sent)?.f_flatten(0, 1)?.f_movedim_int(0, joined as i64)?)
 }

@@ -1,0 +1,223 @@
+//! Checkpoints where something differs: tensors from rank to rank, files of others in the folder, a model that has changed since.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use accelerate::data::{DataLoader, VecDataset};
+use accelerate::nn::{BatchNorm1d, Linear, ModuleFn, ParamStore};
+use accelerate::optim::{AdamW, Optimizer, ParamGroup};
+use accelerate::tch::{Device, Kind, Tensor};
+use accelerate::{
+    Accelerator, AcceleratorBuilder, FullyShardedDataParallelPlugin, ObjectState, Result, Stateful, testing,
+};
+use rstest::rstest;
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::{Arc, Mutex};
+
+/// Tensors by name, as a program keeps an average of its weights.
+#[derive(Default)]
+struct Averages(Mutex<BTreeMap<String, Tensor>>);
+
+impl Averages {
+    fn set(&self, averages: &[(&str, f32)]) {
+        let named = averages.iter().map(|(name, value)| ((*name).to_owned(), Tensor::from_slice(&[*value; 3])));
+        *self.0.lock().unwrap() = named.collect();
+    }
+
+    fn get(&self) -> Vec<(String, f64)> {
+        let averages = self.0.lock().unwrap();
+        averages.iter().map(|(name, tensor)| (name.clone(), tensor.double_value(&[0]))).collect()
+    }
+}
+
+impl Stateful for Averages {
+    fn state_dict(&self) -> Result<ObjectState> {
+        let averages = self.0.lock().unwrap();
+        let tensors = averages.iter().map(|(name, tensor)| (name.clone(), tensor.copy())).collect();
+        Ok(ObjectState { tensors, ..Default::default() })
+    }
+
+    fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
+        let tensors = state.tensors.iter().map(|(name, tensor)| (name.clone(), tensor.copy())).collect();
+        *self.0.lock().unwrap() = tensors;
+        Ok(())
+    }
+}
+
+fn sharded() -> AcceleratorBuilder {
+    Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin::default())
+}
+
+#[test]
+fn tensors_that_differ_from_rank_to_rank_stay_those_of_their_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |world_size: usize, saves: bool| {
+        testing::ranks(world_size, Accelerator::builder(), |accelerator| {
+            let averages = Arc::new(Averages::default());
+            accelerator.register_stateful(averages.clone());
+            let rank = accelerator.process_index() as f32;
+            if saves {
+                averages.set(&[("shared", 1.0), ("own", 10.0 + rank)]);
+                if rank == 1.0 {
+                    averages.set(&[("shared", 1.0), ("only_here", 5.0)]);
+                }
+                accelerator.save_state(folder.path())?;
+            } else {
+                accelerator.load_state(folder.path())?;
+            }
+            Ok(averages.get())
+        })
+        .unwrap()
+    };
+    let saved = run(3, true);
+    assert_eq!(saved[2], [("own".to_owned(), 12.0), ("shared".to_owned(), 1.0)]);
+    assert_eq!(run(3, false), saved);
+    // Another number of ranks has no use for what each of them had.
+    assert_eq!(run(2, false), vec![saved[0].clone(); 2]);
+}
+
+#[rstest]
+fn running_statistics_stay_those_of_their_rank(#[values(false, true)] is_sharded: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |world_size: usize, saves: bool| {
+        let builder = if is_sharded { sharded() } else { Accelerator::builder() };
+        testing::ranks(world_size, builder, |accelerator| {
+            let store = ParamStore::new(accelerator.device());
+            let norm = BatchNorm1d::new(store.root(), 3, Default::default())?;
+            let mean = norm.running_mean.clone().unwrap();
+            let model = accelerator.prepare(ModuleFn::new(&store, move |rows: &Tensor| norm.forward(rows)))?;
+            if saves {
+                let rank = accelerator.process_index() as f64;
+                let rows = Tensor::arange(12, (Kind::Float, Device::Cpu)).view([4, 3]) * (rank + 1.0);
+                accelerator.backward(&model.forward(&rows)?.square().sum(None))?;
+                accelerator.save_state(folder.path())?;
+            } else {
+                accelerator.load_state(folder.path())?;
+            }
+            Ok(Vec::<f32>::try_from(&mean.local().detach()).unwrap())
+        })
+        .unwrap()
+    };
+    let saved = run(2, true);
+    // Replicas take over those of rank 0, before they are saved too.
+    assert_eq!(saved[0] != saved[1], is_sharded);
+    assert_eq!(run(2, false), saved);
+    assert_eq!(run(1, false), saved[..1]);
+}
+
+#[rstest]
+fn weights_that_the_model_does_not_have_are_named(
+    #[values(1, 2)] world_size: usize,
+    #[values(false, true)] is_sharded: bool,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |has_extra: bool| {
+        let builder = if is_sharded { sharded() } else { Accelerator::builder() };
+        testing::ranks(world_size, builder, |accelerator| {
+            let store = ParamStore::new(accelerator.device());
+            let layer = Linear::new(store.root() / "kept", 4, 4, Default::default())?;
+            if has_extra {
+                Linear::new(store.root() / "gone", 4, 4, Default::default())?;
+            }
+            let _model = accelerator.prepare(ModuleFn::new(&store, move |rows: &Tensor| layer.forward(rows)))?;
+            Ok(match has_extra {
+                true => accelerator.save_state(folder.path()).map(|_| String::new())?,
+                false => accelerator.load_state(folder.path()).unwrap_err().to_string(),
+            })
+        })
+        .unwrap()
+    };
+    run(true);
+    for error in run(false) {
+        assert!(error.contains("\"gone.weight\": the model has no tensor of this name"), "{error}");
+    }
+}
+
+/// Two ranks write `model-00001-of-00002.safetensors`, beside which a reader takes `model.safetensors`.
+#[test]
+fn files_of_others_in_the_folder_are_neither_replaced_nor_taken_for_a_part_of_the_checkpoint() {
+    let own =
+        ["model.safetensors", "model-00001-of-00003.safetensors", "model.safetensors.index.json", "checkpoint.json"];
+    for name in own.into_iter().chain(["config.json", "vocab-00001-of-00002.safetensors"]) {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(name), "of somebody else").unwrap();
+        let errors = testing::ranks(2, Accelerator::builder(), |accelerator| {
+            let store = ParamStore::new(accelerator.device());
+            let layer = Linear::new(store.root(), 4, 4, Default::default())?;
+            let _model = accelerator.prepare(ModuleFn::new(&store, move |rows: &Tensor| layer.forward(rows)))?;
+            let first = accelerator.save_state(folder.path());
+            // Over its own files a checkpoint may be written.
+            if first.is_ok() {
+                accelerator.save_state(folder.path())?;
+            }
+            Ok(first.err().map(|error| (error.is_weights(), error.to_string())))
+        })
+        .unwrap();
+        for error in errors {
+            assert_eq!(error.is_some(), own.contains(&name), "{name}");
+            if let Some((is_weights, text)) = error {
+                assert!(is_weights && text.contains("written by no save_state"), "{text}");
+            }
+        }
+        assert_eq!(fs::read_to_string(folder.path().join(name)).unwrap(), "of somebody else");
+    }
+}
+
+#[test]
+fn all_ranks_say_of_what_kind_the_error_of_one_of_them_is() {
+    let folder = tempfile::tempdir().unwrap();
+    let kinds = testing::ranks(2, Accelerator::builder(), |accelerator| {
+        let nothing = accelerator.load_state(folder.path().join("nothing")).unwrap_err();
+        let damaged = folder.path().join("damaged");
+        accelerator.save_state(&damaged)?;
+        if accelerator.is_main_process() {
+            fs::write(damaged.join("checkpoint.json"), "{}").unwrap();
+        }
+        accelerator.wait_for_everyone()?;
+        let damaged = accelerator.load_state(&damaged).unwrap_err();
+        Ok((nothing.is_checkpoint(), nothing.is_weights(), damaged.is_checkpoint(), damaged.is_weights()))
+    })
+    .unwrap();
+    assert_eq!(kinds, [(true, false, false, true); 2]);
+}
+
+#[test]
+fn a_pass_goes_no_further_after_its_loader_was_put_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let accelerator = Accelerator::builder().cpu(true).build().unwrap();
+    let rows = VecDataset::new((0..8i64).collect());
+    let loader = accelerator.prepare(DataLoader::builder(rows).batch_size(2).build().unwrap()).unwrap();
+    let first_of = |batch: Option<Result<Tensor>>| batch.unwrap().unwrap().int64_value(&[0]);
+    let mut pass = loader.iter().unwrap();
+    assert_eq!(first_of(pass.next()), 0);
+    accelerator.save_state(folder.path()).unwrap();
+    assert_eq!(first_of(pass.next()), 2);
+    accelerator.load_state(folder.path()).unwrap();
+    let error = pass.next().unwrap().unwrap_err();
+    assert!(error.is_data() && error.to_string().contains("begin a new pass"), "{error}");
+    assert!(pass.next().is_none());
+    let mut pass = loader.iter().unwrap();
+    assert_eq!(first_of(pass.next()), 2);
+}
+
+#[test]
+fn settings_that_groups_share_have_to_be_the_same_in_all_groups_of_a_state() {
+    let store = ParamStore::new(Device::Cpu);
+    let layer = Linear::new(store.root(), 2, 2, Default::default()).unwrap();
+    let group = |param: &accelerate::nn::Param| ParamGroup { params: vec![param.clone()], ..Default::default() };
+    let groups = [&layer.weight, layer.bias.as_ref().unwrap()].map(group);
+    let mut optimizer = AdamW::builder(&store).param_groups(groups.into()).build().unwrap();
+    let with = |change: &dyn Fn(&mut serde_json::Map<String, serde_json::Value>)| {
+        let mut state = optimizer.state_dict().unwrap();
+        change(&mut state.groups[1].options);
+        state
+    };
+    // The first beta is one that each group has for itself.
+    let own_momentum = with(&|options| options["betas"] = serde_json::json!([0.5, 0.999]));
+    let other_beta = with(&|options| options["betas"] = serde_json::json!([0.9, 0.5]));
+    let other_eps = with(&|options| options["eps"] = serde_json::json!(1e-3));
+    optimizer.load_state_dict(&own_momentum).unwrap();
+    for (state, name) in [(other_beta, "betas"), (other_eps, "eps")] {
+        let error = optimizer.load_state_dict(&state).unwrap_err().to_string();
+        assert!(error.contains(&format!("`{name}` is")) && error.contains("in group 1"), "{error}");
+    }
+}
