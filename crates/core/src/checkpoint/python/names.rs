@@ -36,7 +36,8 @@ pub enum Origin {
 }
 
 /// The name of each parameter of an optimizer, in the order of its groups: as `given`, as the optimizer itself says, in the
-/// order of the model's tensors if all shapes agree, or by the shapes of the states if only one assignment is possible.
+/// order of the model's tensors if all shapes agree and no other order would, or by the shapes of the states if only one
+/// assignment is possible.
 ///
 /// # Errors
 /// [`is_weight_files`](crate::Error::is_weight_files): none of these says it, or one that was given is no tensor of the model, is
@@ -101,7 +102,9 @@ fn check(names: &[String], shapes: &Shapes, parameters: &Parameters) -> Result<(
     Ok(())
 }
 
-/// Of one group, the parameters are in the order of the model, if each shape agrees.
+/// Of one group, the parameters are in the order of the model, if each shape agrees and no two are the same. An optimizer may be made
+/// of parameters in any order, and shapes that are the same would hide it. Without any state there is nothing that could go
+/// to another parameter.
 fn by_order<T>(optimizer: &PythonOptimizer<T>, shapes: &Shapes, parameters: &Parameters) -> Option<Vec<String>> {
     if !parameters.is_ordered || optimizer.groups.len() != 1 {
         return None;
@@ -114,7 +117,9 @@ fn by_order<T>(optimizer: &PythonOptimizer<T>, shapes: &Shapes, parameters: &Par
     let agrees = |((_, _, found), wanted): (&&Described, &Option<Vec<u64>>)| {
         wanted.as_ref().is_none_or(|wanted| wanted == found)
     };
-    let is_it = candidates.len() == shapes.len() && candidates.iter().zip(shapes).all(agrees);
+    let mut known = HashSet::new();
+    let is_certain = shapes.iter().all(Option::is_none) || candidates.iter().all(|(_, _, shape)| known.insert(shape));
+    let is_it = is_certain && candidates.len() == shapes.len() && candidates.iter().zip(shapes).all(agrees);
     is_it.then(|| candidates.into_iter().map(|(name, ..)| name.clone()).collect())
 }
 
