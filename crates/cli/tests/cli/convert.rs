@@ -93,11 +93,11 @@ fn plain(path: &Path) -> Plain<StoredTensor> {
 }
 
 #[rstest]
-#[case("adamw", NAMED, "named by --parameter_names")]
+#[case("adamw", NAMED, "named by --parameter_names; load it into AdamW")]
 #[case("sgd", NAMED, "named by --parameter_names")]
 #[case("named", "convert src dst", "the names that the optimizer saved")]
 #[case("fsdp1", "convert src dst", "the names that the optimizer saved")]
-#[case("fsdp2", "convert src dst", "the names that the optimizer saved")]
+#[case("fsdp2", "convert src dst", "the names that the optimizer saved; load it into AdamW")]
 fn every_number_of_pythons_is_there_and_verified(#[case] name: &str, #[case] line: &str, #[case] how: &str) {
     let folder = copied(name);
     let found = run(folder.path(), line);

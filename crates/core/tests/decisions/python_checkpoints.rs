@@ -213,6 +213,28 @@ fn a_fresh_generator_draws_the_numbers_of_its_seed() {
     assert_eq!((python[0].clone(), numpy[0].clone()), (Plain::Int(3), Plain::text("MT19937")));
 }
 
+#[rstest]
+#[case(&[Some(true)], Ok(Some("AdamW")))]
+#[case(&[Some(false), Some(false)], Ok(Some("Adam")))]
+#[case(&[None], Ok(None))]
+#[case(&[], Ok(None))]
+#[case(&[Some(true), Some(false)], Err("`decoupled_weight_decay` is not the same"))]
+#[case(&[Some(true), None], Err("`decoupled_weight_decay` is not the same"))]
+fn an_adam_whose_weight_decay_is_decoupled_is_adamw(
+    #[case] groups: &[Option<bool>],
+    #[case] wanted: Result<Option<&str>, &str>,
+) {
+    let mut optimizer = optimizer(&vec![&[][..]; groups.len()], &[]);
+    for (group, is_decoupled) in optimizer.groups.iter_mut().zip(groups) {
+        group.settings.extend(is_decoupled.map(|it| ("decoupled_weight_decay".to_owned(), Plain::Bool(it))));
+    }
+    match (optimizer.class(), wanted) {
+        (Ok(found), Ok(wanted)) => assert_eq!(found, wanted),
+        (Err(error), Err(words)) => assert!(error.to_string().contains(words), "{error}"),
+        (found, wanted) => panic!("{found:?}, and {wanted:?} is wanted"),
+    }
+}
+
 /// What groups of PyTorch 2.11's optimizers have.
 #[rstest]
 #[case("LBFGS", "lr max_iter max_eval tolerance_grad tolerance_change history_size line_search_fn", false)]

@@ -190,6 +190,7 @@ impl<'a> Reader<'a> {
         for (_, setting) in optimizer.groups.iter_mut().flat_map(|group| &mut group.settings) {
             *setting = state.with_numbers(setting.clone())?;
         }
+        let class = optimizer.class().map_err(failed)?;
         let State { files, tensors, .. } = state;
         let shape_of = |number: &usize| tensors[*number].shape.clone();
         let (names, origin) = name_parameters(&optimizer, shape_of, &parameters(models), given).map_err(failed)?;
@@ -228,7 +229,8 @@ impl<'a> Reader<'a> {
             Origin::Order => "parameters are named in the order of the model's file",
             Origin::Shapes => "parameters are named by their shapes, which all differ",
         };
-        self.report.carry(&object.name, object.size(), origin);
+        let class = class.map(|class| format!("; load it into {class}")).unwrap_or_default();
+        self.report.carry(&object.name, object.size(), format!("{origin}{class}"));
         Ok(object)
     }
 

@@ -5,7 +5,7 @@ use crate::Result;
 use crate::error::python::PythonErrorKind as Kind;
 use crate::weight_files::{Plain, shown};
 use serde_json::{Map, Value, json};
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 /// State that has an element for each of its parameter's. Other state tells nothing of a parameter's shape.
 const ELEMENTWISE: [&str; 6] = ["exp_avg", "momentum_buffer", "square_avg", "sum", "exp_avg_sq", "acc_delta"];
@@ -193,6 +193,25 @@ impl<T> PythonOptimizer<T> {
             })
         };
         self.groups.iter().flat_map(|group| &group.params).map(shape).collect()
+    }
+
+    /// The class of this library that goes on from it, where PyTorch's settings tell two apart that have the same state: Adam and
+    /// AdamW. An `Adam(decoupled_weight_decay=True)` of PyTorch's is AdamW by another name.
+    ///
+    /// # Errors
+    /// [`is_weight_files`](crate::Error::is_weight_files): weight decay is decoupled in some of its groups and not in others.
+    pub fn class(&self) -> Result<Option<&'static str>> {
+        let is_decoupled = |group: &PythonGroup<T>| {
+            let setting = group.settings.iter().find(|(name, _)| name == "decoupled_weight_decay")?;
+            Some(matches!(setting.1, Plain::Bool(true)))
+        };
+        let found: BTreeSet<Option<bool>> = self.groups.iter().map(is_decoupled).collect();
+        match (found.first(), found.len()) {
+            (Some(Some(true)), 1) => Ok(Some("AdamW")),
+            (Some(Some(false)), 1) => Ok(Some("Adam")),
+            (_, 0 | 1) => Ok(None),
+            _ => Err(wrong("`decoupled_weight_decay` is not the same in all of its groups, and AdamW and Adam are two optimizers here")),
+        }
     }
 
     pub(super) fn saved_names(&self) -> Option<Vec<String>> {
