@@ -146,6 +146,26 @@ fn what_cannot_be_carried_over_is_named() {
     assert_eq!(objects["dataloader_1"].values, json!({ "epoch": 0, "rows_delivered": 0 }));
 }
 
+/// The name of a file does not make it a shard. An index does.
+#[test]
+fn files_that_no_index_names_are_listed() {
+    let folder = copied("named");
+    let src = folder.path().join("src");
+    fs::rename(src.join("model.safetensors"), src.join("model-00001-of-00001.safetensors")).unwrap();
+    let names = tensors_in(&src.join("model-00001-of-00001.safetensors")).into_keys();
+    let map: BTreeMap<String, &str> = names.map(|name| (name, "model-00001-of-00001.safetensors")).collect();
+    fs::write(src.join("model.safetensors.index.json"), json!({ "weight_map": map }).to_string()).unwrap();
+    for stray in ["adapter-1-of-2.safetensors", "mydata-1-of-3.bin"] {
+        fs::write(src.join(stray), "").unwrap();
+    }
+    let found = run(folder.path(), "convert src dst --json");
+    let report: Value = serde_json::from_str(&found.stdout).unwrap();
+    let left: Vec<&str> =
+        report["left_out"].as_array().unwrap().iter().map(|it| it["what"].as_str().unwrap()).collect();
+    assert_eq!(left[..2], ["adapter-1-of-2.safetensors", "mydata-1-of-3.bin"]);
+    assert!(!found.stdout.contains("model-00001-of-00001"), "{report}");
+}
+
 #[test]
 fn a_numbered_checkpoint_goes_on_to_be_numbered() {
     let folder = copied("named");

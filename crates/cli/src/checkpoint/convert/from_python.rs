@@ -1,6 +1,6 @@
 //! A checkpoint of Python Accelerate as one of this library.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
@@ -83,12 +83,6 @@ impl<'a> Reader<'a> {
                 },
             }
         }
-        // Shards belong to the index that names them.
-        if files.values().any(|name| name.ends_with(".index.json")) {
-            let is_shard =
-                |name: &str| name.contains("-of-") && (name.ends_with(".safetensors") || name.ends_with(".bin"));
-            report.left_out.retain(|left| !is_shard(&left.what));
-        }
         Ok(Self { folder, files, report })
     }
 
@@ -133,6 +127,9 @@ impl<'a> Reader<'a> {
             }
             let Some(name) = first.or(second) else { break };
             let weights = weights::open_named(&self.path(&name))?;
+            // Shards belong to the index that names them.
+            let read: HashSet<String> = weights.files.names().collect();
+            self.report.left_out.retain(|left| !read.contains(&left.what));
             objects.push(Object { name: object_name("model", number), weights, ..Default::default() });
         }
         let is_beyond = |file: &&PythonFile| matches!(file, PythonFile::Model(number) | PythonFile::TorchModel(number) if *number >= objects.len());
