@@ -36,7 +36,7 @@ pub struct Index {
 /// The `metadata` of an [`Index`].
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct IndexMetadata {
-    /// Bytes of all tensors together. 0 when a file from elsewhere does not say.
+    /// Bytes of all tensors together. 0 when a file from elsewhere does not say, or says no whole number.
     pub total_size: u64,
     /// Whatever else the writer noted, kept as it is.
     #[serde(flatten)]
@@ -129,7 +129,8 @@ impl<'de> Entries<'de> for Parts {
 
     fn entry<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
         match key {
-            "metadata" => self.metadata = map.next_value()?,
+            // Python reads the weight map alone, so that there may be nothing.
+            "metadata" => self.metadata = map.next_value::<Option<_>>()?.unwrap_or_default(),
             "weight_map" => self.weight_map = Some(map.next_value()?),
             _ => {
                 map.next_value::<IgnoredAny>()?;
@@ -156,14 +157,21 @@ impl<'de> Entries<'de> for Notes {
     const WANTED: &'static str = "an object as metadata";
 
     fn entry<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
+        let value = map.next_value_seed(AtMost(&mut self.left))?;
         if key == "total_size" {
-            self.metadata.total_size = map.next_value()?;
+            self.metadata.total_size = size(&value);
         } else {
-            let value = map.next_value_seed(AtMost(&mut self.left))?;
             self.metadata.other.insert(key.to_owned(), value);
         }
         Ok(())
     }
+}
+
+/// Whatever is there in place of a size: nobody needs it to read weights. 0 if it is no whole number.
+fn size(value: &Value) -> u64 {
+    const TOO_LARGE: f64 = 18_446_744_073_709_551_616.0;
+    let whole = |number: &f64| number.fract() == 0.0 && (0.0..TOO_LARGE).contains(number);
+    value.as_u64().or_else(|| value.as_f64().filter(whole).map(|number| number as u64)).unwrap_or(0)
 }
 
 #[derive(Default)]

@@ -81,6 +81,22 @@ fn an_index_reads_back_and_keeps_what_it_does_not_know() {
     assert_eq!(Index::from_json(r#"{"weight_map": {}}"#).unwrap(), Index::default());
 }
 
+/// Python reads the weight map alone, and writers put there what they like.
+#[rstest]
+#[case::a_float(r#""metadata": {"total_size": 20.0}, "#, 20)]
+#[case::a_fraction(r#""metadata": {"total_size": 0.5}, "#, 0)]
+#[case::a_negative_number(r#""metadata": {"total_size": -1}, "#, 0)]
+#[case::more_than_64_bits(r#""metadata": {"total_size": 18446744073709551616}, "#, 0)]
+#[case::a_text(r#""metadata": {"total_size": "20"}, "#, 0)]
+#[case::null(r#""metadata": {"total_size": null}, "#, 0)]
+#[case::no_size(r#""metadata": {}, "#, 0)]
+#[case::no_metadata(r#""metadata": null, "#, 0)]
+#[case::absent("", 0)]
+fn an_index_needs_no_size(#[case] metadata: &str, #[case] total_size: u64) {
+    let index = Index::from_json(&format!(r#"{{{metadata}"weight_map": {{"w": "f"}}}}"#)).unwrap();
+    assert_eq!((index.metadata.total_size, index.weight_map["w"].as_str()), (total_size, "f"));
+}
+
 #[rstest]
 #[case::no_json("{", "EOF")]
 #[case::no_map("{}", "weight_map")]
