@@ -13,6 +13,8 @@ use crate::weights::{Copier, Files, Sink, Tensor, Weights, WeightsError, open_ne
 
 /// What an optimizer of a run with FSDP is in, within its folder.
 const OPTIMIZER: &str = "optimizer";
+/// What the states of its parameters are in.
+const STATE: &str = "state";
 
 /// A value with tensors in it.
 pub(super) struct State {
@@ -49,7 +51,7 @@ impl State {
             ConvertError::Values { path: path.to_owned(), reason }
         };
         let value = saved.get(OPTIMIZER).cloned().ok_or_else(absent)?;
-        Ok(Self { files, tensors, value })
+        Ok(Self { files, tensors, value: with_state(value) })
     }
 
     /// A part of the value with numbers for the tensors that have one element: PyTorch takes settings as either.
@@ -63,5 +65,29 @@ impl State {
             }
             _ => Ok(Plain::Tensor(place)),
         })
+    }
+}
+
+/// torch.distributed.checkpoint writes no dictionary that is empty, as the state of SGD without momentum is.
+fn with_state(mut optimizer: Plain<usize>) -> Plain<usize> {
+    let has_state = optimizer.get(STATE).is_some();
+    if let (Plain::Dict(entries), false) = (&mut optimizer, has_state) {
+        entries.push((Plain::text(STATE), Plain::Dict(Vec::new())));
+    }
+    optimizer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::none(None, Plain::Dict(Vec::new()))]
+    #[case::some(Some(Plain::Int(1)), Plain::Int(1))]
+    fn an_optimizer_in_parts_has_a_state(#[case] found: Option<Plain<usize>>, #[case] wanted: Plain<usize>) {
+        let groups = ("param_groups", Plain::List(Vec::new()));
+        let optimizer = Plain::dict([groups].into_iter().chain(found.map(|state| (STATE, state))));
+        assert_eq!(with_state(optimizer).get(STATE), Some(&wanted));
     }
 }
