@@ -207,6 +207,35 @@ fn what_is_wrong_with_a_checkpoint_of_pythons_is_named(#[case] harm: Harm, #[cas
     check(folder.path(), "ulimit -v 400000", NAMED, words);
 }
 
+/// One tensor that safetensors does not have does not make the rest useless.
+#[rstest]
+#[case::a_type(b"ComplexDoubleStorage", b"", "w (a tensor of torch.ComplexDoubleStorage, which safetensors does not have)")]
+#[case::a_form(b"FloatStorage", b"}X\x04\x00\x00\x00conj\x88s", "w (a tensor that is stored in another form: conj)")]
+fn a_registered_tensor_that_cannot_be_read_stays_behind(
+    #[case] storage: &[u8],
+    #[case] notes: &[u8],
+    #[case] words: &str,
+) {
+    let text = |text: &str| [&b"X"[..], &(text.len() as u32).to_le_bytes(), text.as_bytes()].concat();
+    let tensor = [
+        b"ctorch._utils\n_rebuild_tensor_v2\n((".to_vec(),
+        text("storage"),
+        [&b"ctorch\n"[..], storage, b"\n"].concat(),
+        text("0"),
+        text("cpu"),
+        b"K\x01tQK\x00K\x01\x85K\x01\x85".to_vec(),
+        [&b"\x89ccollections\nOrderedDict\n)R"[..], notes].concat(),
+        b"tR".to_vec(),
+    ];
+    let folder = copied("adamw");
+    let pickle = [&b"\x80\x02}"[..], &text("w"), &tensor.concat(), b"s", &text("k"), b"K\x01s."].concat();
+    raw(&folder.path().join("src/custom_checkpoint_0.pkl"), &pickle);
+    let found = limited(folder.path(), "true", NAMED);
+    found.expect(0, &[]);
+    assert!(found.stdout.contains(words), "{}", found.stdout);
+    assert_eq!(super::description(&folder.path().join("dst")).objects["custom_checkpoint_0"].values, json!({ "k": 1 }));
+}
+
 /// Writes something else over a part of a file.
 fn overwrite(path: &Path, at: usize, bytes: &[u8]) {
     let mut file = fs::read(path).unwrap();

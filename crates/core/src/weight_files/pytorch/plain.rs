@@ -6,7 +6,7 @@ use super::file::{Opened, length_of, most_repeated_bytes};
 use super::pickle::{Data, Pickle, Value};
 use super::strided::StoredTensor;
 use crate::Result;
-use crate::error::pytorch::{ContentsProblem as Problem, PytorchErrorKind as Kind};
+use crate::error::pytorch::{ContentsProblem as Problem, PytorchErrorKind as Kind, TensorProblem};
 use crate::weight_files::shown;
 use std::io::{Read, Seek};
 use std::ops::Range;
@@ -115,11 +115,12 @@ impl<T> Plain<T> {
 }
 
 impl Plain<StoredTensor> {
-    /// Reads all of a file of `torch.save` but the data of its tensors. Nothing in the file is executed.
+    /// Reads all of a file of `torch.save` but the data of its tensors. Nothing in the file is executed. A tensor of a type or a form
+    /// that safetensors does not have is [`Plain::Other`], which says why.
     ///
     /// # Errors
-    /// [`is_weight_files`](crate::Error::is_weight_files): the file cannot be read, is damaged, names functions or classes
-    /// that no state needs, or holds a tensor that safetensors cannot.
+    /// [`is_weight_files`](crate::Error::is_weight_files): the file cannot be read, is damaged, or names functions or classes
+    /// that no state needs.
     pub fn read(file: &mut (impl Read + Seek)) -> Result<Self> {
         let length = length_of(file)?;
         Self::read_range(file, 0..length)
@@ -197,7 +198,17 @@ impl Reader<'_> {
     }
 
     fn tensor(&mut self, value: Value<'_>) -> Result<Plain<StoredTensor>, Problem> {
-        match tensor(value, self.archive, self.root).map_err(Problem::OnlyTensor)? {
+        let found = match tensor(value, self.archive, self.root) {
+            // What is beside such a tensor is of use without it. Lists show the beginning of a text.
+            Err(TensorProblem::ElementType { found }) => {
+                return Ok(Plain::Other(format!("a tensor of {found}, which safetensors does not have")));
+            }
+            Err(TensorProblem::Form { found }) => {
+                return Ok(Plain::Other(format!("a tensor that is stored in another form: {found}")));
+            }
+            found => found.map_err(Problem::OnlyTensor)?,
+        };
+        match found {
             Some(stored) => {
                 self.tensor_bytes = self.tensor_bytes.saturating_add(stored.num_bytes());
                 Ok(Plain::Tensor(stored))
