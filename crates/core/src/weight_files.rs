@@ -29,7 +29,7 @@ pub use offload_index::{OffloadIndex, OffloadedWeight};
 pub use parallel::{ParallelFiles, TensorEntry};
 pub use pytorch::{
     Chunk, DistributedCheckpoint, DistributedItem, DistributedTensor, MAX_PICKLE_BYTES, Pickled, Plain, Run,
-    StoredBytes, StoredTensor, TorchArchive, TorchFile, TorchTensor,
+    StoredBytes, StoredTensor, TorchArchive, TorchFile, TorchTensor, check_tensor_name,
 };
 pub use shards::{WeightFiles, is_weight_file_of, plan_shards, shard_file_names};
 pub(crate) use shown::shortened_reason;

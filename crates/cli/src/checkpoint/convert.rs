@@ -6,6 +6,7 @@
 mod error;
 mod from_python;
 mod objects;
+mod registered;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 pub(crate) mod sample;

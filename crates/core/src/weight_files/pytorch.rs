@@ -18,7 +18,7 @@ mod write;
 
 pub use archive::StoredBytes;
 pub use distributed::{Chunk, DistributedCheckpoint, DistributedTensor};
-pub use file::{TorchFile, TorchTensor};
+pub use file::{TorchFile, TorchTensor, check_tensor_name};
 pub use nested::DistributedItem;
 pub use pickle::MAX_PICKLE_BYTES;
 pub use plain::Plain;

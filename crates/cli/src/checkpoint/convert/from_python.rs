@@ -16,6 +16,7 @@ use super::super::files::read_small;
 use super::super::report::progress_bar;
 use super::error::ConvertError;
 use super::objects::{Object, write_checkpoint};
+use super::registered::{self, Registered};
 use super::staged::Staged;
 use super::state::State;
 use super::{Arguments, Report};
@@ -25,6 +26,9 @@ use crate::weights::{self, Data, Files, Tensor, Weights, WeightsError};
 const MAX_NAMES_BYTES: u64 = 64 << 20;
 /// What a list in the report may take.
 const MOST_LISTED_BYTES: usize = 300;
+/// Why a value stays behind.
+const NOT_CARRIED: &str = "values are JSON here: finite numbers of 64 bits, texts of at most 4096 bytes, truth values, None, lists, and \
+                           dictionaries with texts as keys, in which there may be tensors";
 /// What schedules of this library go on from.
 const SCHEDULE: [&str; 4] = ["last_epoch", "_step_count", "base_lrs", "_last_lr"];
 /// The same of a loss scale.
@@ -277,24 +281,11 @@ impl<'a> Reader<'a> {
                 }
                 Err(source) => return Err(ConvertError::State { path: self.path(&file), source }.into()),
             };
-            let (mut tensors, mut others) = (Vec::new(), Vec::new());
-            let values = match value {
-                Plain::Dict(pairs) => {
-                    for (key, value) in pairs {
-                        match (key, value) {
-                            (Plain::Text(name), Plain::Tensor(stored)) => {
-                                tensors.push(Tensor::stored(name, 0, stored));
-                            }
-                            entry => others.push(entry),
-                        }
-                    }
-                    Plain::Dict(others)
-                }
-                value => value,
-            };
-            let mut left = Left::default();
-            let values = to_json(&values, "", &mut left).unwrap_or_default();
+            let (mut left, mut problems) = (Left::default(), Vec::new());
+            let registered = registered::from_python(value, &mut left, &mut problems);
+            problems.into_iter().for_each(|problem| self.report.leave(&file, problem));
             self.leave(&file, left);
+            let Some(Registered { tensors, values }) = registered else { continue };
             let object =
                 Object { name: format!("custom_checkpoint_{number}"), weights: in_files(files, tensors), values };
             self.report.carry(&object.name, object.size(), "");
@@ -389,8 +380,7 @@ impl<'a> Reader<'a> {
 
     fn leave(&mut self, file: &str, Left(paths): Left) {
         if !paths.is_empty() {
-            let reason = "JSON, in which values are saved here, cannot say it";
-            self.report.leave(format!("{file}: {}", listed(&paths, MOST_LISTED_BYTES)), reason);
+            self.report.leave(format!("{file}: {}", listed(&paths, MOST_LISTED_BYTES)), NOT_CARRIED);
         }
     }
 }

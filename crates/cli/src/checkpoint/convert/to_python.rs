@@ -20,6 +20,7 @@ use super::super::weights::{files_of, tensors_of};
 use super::Report;
 use super::error::ConvertError;
 use super::objects::write_torch;
+use super::registered;
 use super::staged::Staged;
 use crate::weights::{Copier, Tensor, WeightsError, write_safetensors};
 
@@ -190,11 +191,7 @@ impl Writer<'_> {
             }
         };
         for tensor in tensors {
-            if values.get(&tensor.name).is_some() {
-                let reason = format!("`{}` is the name of a tensor and of a value of it", shown(&tensor.name));
-                return Err(self.wrong(name, reason));
-            }
-            entries.push((Plain::text(&tensor.name), Plain::Tensor(tensor)));
+            registered::insert(&mut entries, values, tensor).map_err(|reason| self.wrong(name, reason))?;
         }
         Ok(Plain::Dict(entries))
     }

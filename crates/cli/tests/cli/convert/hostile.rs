@@ -199,7 +199,6 @@ fn listing(folder: &Path) -> Vec<String> {
 }, "counted as often as they are held")]
 #[case::a_tensor_of_one_element(|it: &Path| raw(&it.join("src/custom_checkpoint_1.pkl"), &holding(&repeated(1 << 40))), "its tensors repeat their elements")]
 #[case::a_tensor_without_end(|it: &Path| raw(&it.join("src/custom_checkpoint_1.pkl"), &holding(&repeated(1 << 62))), "more elements or dims than can be read")]
-#[case::control_characters_in_a_name(|it: &Path| torch(it, "custom_checkpoint_0.pkl", &Plain::dict([("a\u{7}b", Plain::Tensor(()))])), "what would be made of src could not be read again, so nothing is written: a tensor's name has control characters")]
 #[case::a_cut_registered_object(|it: &Path| cut(it, "src/custom_checkpoint_0.pkl", 700), "src/custom_checkpoint_0.pkl cannot be converted")]
 fn what_is_wrong_with_a_checkpoint_of_pythons_is_named(#[case] harm: Harm, #[case] words: &str) {
     let folder = copied("adamw");
@@ -209,7 +208,11 @@ fn what_is_wrong_with_a_checkpoint_of_pythons_is_named(#[case] harm: Harm, #[cas
 
 /// One tensor that safetensors does not have does not make the rest useless.
 #[rstest]
-#[case::a_type(b"ComplexDoubleStorage", b"", "w (a tensor of torch.ComplexDoubleStorage, which safetensors does not have)")]
+#[case::a_type(
+    b"ComplexDoubleStorage",
+    b"",
+    "w (a tensor of torch.ComplexDoubleStorage, which safetensors does not have)"
+)]
 #[case::a_form(b"FloatStorage", b"}X\x04\x00\x00\x00conj\x88s", "w (a tensor that is stored in another form: conj)")]
 fn a_registered_tensor_that_cannot_be_read_stays_behind(
     #[case] storage: &[u8],
@@ -234,6 +237,23 @@ fn a_registered_tensor_that_cannot_be_read_stays_behind(
     found.expect(0, &[]);
     assert!(found.stdout.contains(words), "{}", found.stdout);
     assert_eq!(super::description(&folder.path().join("dst")).objects["custom_checkpoint_0"].values, json!({ "k": 1 }));
+}
+
+/// Nothing is left of these. What is said begins so.
+#[rstest]
+#[case::a_tensor(Plain::Tensor(()), "a tensor: values are JSON here")]
+#[case::a_list_of_tensors(Plain::List(vec![Plain::Tensor(())]), "the whole list, because of [0] (a tensor): values")]
+#[case::keys_that_are_numbers(Plain::Dict(vec![(Plain::Int(0), Plain::Tensor(()))]), "the whole dictionary, because it has keys that are no texts: ")]
+#[case::a_control_character(Plain::dict([("a\u{7}b", Plain::Tensor(()))]), "has control characters, and no tensor may be called so")]
+#[case::a_long_name(Plain::dict([("x".repeat(1200), Plain::Tensor(()))]), "is 1200 bytes long, and at most 1024 are read")]
+fn a_registered_object_of_which_nothing_is_left_stays_behind(#[case] value: Plain<()>, #[case] words: &str) {
+    let folder = copied("adamw");
+    torch(folder.path(), "custom_checkpoint_0.pkl", &value);
+    let found = limited(folder.path(), "true", NAMED);
+    found.expect(0, &[]);
+    let line = found.stdout.lines().find(|line| line.contains("custom_checkpoint_0.pkl: ")).unwrap_or_default();
+    assert!(line.contains(words), "{}", found.stdout);
+    assert!(!super::description(&folder.path().join("dst")).objects.contains_key("custom_checkpoint_0"));
 }
 
 /// Writes something else over a part of a file.

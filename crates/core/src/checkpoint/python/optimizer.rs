@@ -210,7 +210,9 @@ impl<T> PythonOptimizer<T> {
             (Some(Some(true)), 1) => Ok(Some("AdamW")),
             (Some(Some(false)), 1) => Ok(Some("Adam")),
             (_, 0 | 1) => Ok(None),
-            _ => Err(wrong("`decoupled_weight_decay` is not the same in all of its groups, and AdamW and Adam are two optimizers here")),
+            _ => Err(wrong(
+                "`decoupled_weight_decay` is not the same in all of its groups, and AdamW and Adam are two optimizers here",
+            )),
         }
     }
 

@@ -113,7 +113,18 @@ pub(super) fn length_of(file: &mut impl Seek) -> Result<u64> {
     })
 }
 
-pub(super) fn check_tensor_name(name: &str) -> Result<()> {
+/// Whether a tensor of this name can be read from weight files.
+///
+/// # Errors
+/// [`is_weight_files`](crate::Error::is_weight_files): it is too long, or has control characters.
+///
+/// ```
+/// use accelerate_core::weight_files::check_tensor_name;
+/// assert!(check_tensor_name("head.weight").is_ok());
+/// let error = check_tensor_name(&"x".repeat(1200)).unwrap_err();
+/// assert!(error.to_string().contains("is 1200 bytes long"), "{error}");
+/// ```
+pub fn check_tensor_name(name: &str) -> Result<()> {
     check_name(name).map_err(|reason| Kind::from(Problem::Name { reason }).into())
 }
 
