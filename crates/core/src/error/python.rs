@@ -19,6 +19,11 @@ pub(crate) enum PythonErrorKind {
     )]
     LearningRate { place: usize, found: Option<String> },
     #[error(
+        "`{name}` of group {place} is no number, but {found}; make it one of Python's in the optimizer's groups, as `float` does, \
+         and save again"
+    )]
+    GroupSetting { place: usize, name: &'static str, found: String },
+    #[error(
         "{found} names of parameters are said, and the optimizer has {wanted} parameters; one for each is wanted, in its order"
     )]
     ParameterCount { found: usize, wanted: usize },

@@ -235,6 +235,22 @@ fn an_adam_whose_weight_decay_is_decoupled_is_adamw(
     }
 }
 
+/// In the place of a number that is not read, 0 would be loaded.
+#[rstest]
+#[case("weight_decay", Plain::Other("numpy._core.multiarray.scalar".into()), "`weight_decay` of group 0 is no number, but numpy")]
+#[case("momentum", Plain::Float(f64::INFINITY), "`momentum` of group 0 is no number, but inf")]
+#[case("betas", Plain::Tuple(vec![Plain::Tensor(vec![2]), Plain::Float(0.9)]), "`betas` of group 0 is no number, but a tuple")]
+fn settings_that_would_become_zero_are_refused(
+    #[case] name: &str,
+    #[case] value: Plain<Vec<u64>>,
+    #[case] words: &str,
+) {
+    let mut optimizer = optimizer(&[&[]], &[]);
+    optimizer.groups[0].settings = vec![("lr".to_owned(), Plain::Float(0.1)), (name.to_owned(), value)];
+    let error = optimizer.to_groups(&[], &mut Left::default()).unwrap_err();
+    assert!(error.to_string().contains(words), "{error}");
+}
+
 /// What groups of PyTorch 2.11's optimizers have.
 #[rstest]
 #[case("LBFGS", "lr max_iter max_eval tolerance_grad tolerance_change history_size line_search_fn", false)]

@@ -224,7 +224,7 @@ impl<T> PythonOptimizer<T> {
     /// The groups as this library saves them: the values of the object `optimizer`. `names` are those of all parameters.
     ///
     /// # Errors
-    /// [`is_weight_files`](crate::Error::is_weight_files): a learning rate that is no number.
+    /// [`is_weight_files`](crate::Error::is_weight_files): a learning rate, a weight decay or a momentum that is no number.
     pub fn to_groups(&self, names: &[String], left: &mut Left) -> Result<Value> {
         let mut names = names.iter();
         let mut groups = Vec::with_capacity(self.groups.len());
@@ -234,11 +234,21 @@ impl<T> PythonOptimizer<T> {
                 let path = format!("param_groups[{place}].{}", shown(name));
                 options.extend(to_json(value, &path, left).map(|value| (name.clone(), value)));
             }
-            let mut take = |name: &str| options.remove(name);
             let found = group.settings.iter().find(|(name, _)| name == "lr").map(|(_, value)| match value {
                 Plain::Float(number) => number.to_string(),
                 other => other.kind(),
             });
+            // In its place something else would be loaded.
+            for name in ["weight_decay", "momentum", "betas"] {
+                let Some((_, value)) = group.settings.iter().find(|(found, _)| found == name) else { continue };
+                let number =
+                    if name == "betas" { options.get(name).and_then(|it| it.get(0)) } else { options.get(name) };
+                if !matches!(value, Plain::None) && !number.is_some_and(Value::is_number) {
+                    let found = if let Plain::Float(number) = value { number.to_string() } else { value.kind() };
+                    return Err(Kind::GroupSetting { place, name, found }.into());
+                }
+            }
+            let mut take = |name: &str| options.remove(name);
             let lr = take("lr").filter(Value::is_number).ok_or(Kind::LearningRate { place, found })?;
             let (name, initial_lr) = (take("name"), take("initial_lr"));
             let (weight_decay, momentum) = (take("weight_decay"), take("momentum"));
