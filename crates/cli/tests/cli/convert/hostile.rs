@@ -256,6 +256,34 @@ fn a_registered_object_of_which_nothing_is_left_stays_behind(#[case] value: Plai
     assert!(!super::description(&folder.path().join("dst")).objects.contains_key("custom_checkpoint_0"));
 }
 
+/// Of protocol 4, which has instructions for sets, and of protocol 2, which calls their classes.
+#[rstest]
+#[case::a_set(b"\x8f(K\x01K\x02\x90", "a (a set)")]
+#[case::an_empty_set(b"\x8f", "a (a set)")]
+#[case::a_frozen_set(b"(K\x01\x91", "a (a set)")]
+#[case::a_set_of_protocol_2(b"c__builtin__\nset\n(](K\x01etR", "a (__builtin__.set)")]
+fn a_set_stays_behind_by_name(#[case] set: &[u8], #[case] words: &str) {
+    let folder = copied("adamw");
+    let entry = [&b"X\x01\x00\x00\x00k"[..], b"K\x01s"].concat();
+    let pickle = [&b"\x80\x04}"[..], &entry, b"X\x01\x00\x00\x00a", set, b"s."].concat();
+    raw(&folder.path().join("src/custom_checkpoint_0.pkl"), &pickle);
+    let found = limited(folder.path(), "true", NAMED);
+    found.expect(0, &[]);
+    assert!(found.stdout.contains(&format!("custom_checkpoint_0.pkl: {words}: values are")), "{}", found.stdout);
+    assert_eq!(super::description(&folder.path().join("dst")).objects["custom_checkpoint_0"].values, json!({ "k": 1 }));
+}
+
+#[rstest]
+#[case::items_of_no_set(b"\x80\x04}(K\x01\x90.")]
+#[case::items_of_nothing(b"\x80\x04(K\x01\x90.")]
+#[case::items_beyond_a_mark(b"\x80\x04\x8f((\x90.")]
+#[case::a_frozen_set_without_a_mark(b"\x80\x04\x91.")]
+fn a_set_that_is_none_is_an_error(#[case] pickle: &[u8]) {
+    let folder = copied("adamw");
+    raw(&folder.path().join("src/custom_checkpoint_0.pkl"), pickle);
+    check(folder.path(), "true", NAMED, "its pickle cannot be understood");
+}
+
 /// Writes something else over a part of a file.
 fn overwrite(path: &Path, at: usize, bytes: &[u8]) {
     let mut file = fs::read(path).unwrap();

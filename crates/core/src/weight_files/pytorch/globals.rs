@@ -80,7 +80,7 @@ const DTYPES: [(&[&str], Dtype); 19] = [
 use Use::{Call, Constant, Dictionary, Object, Opaque};
 
 #[rustfmt::skip]
-const GLOBALS: [(&str, Use); 83] = [
+const GLOBALS: [(&str, Use); 87] = [
     ("collections.OrderedDict", Dictionary),
     ("torch._utils._rebuild_tensor_v2", Call),
     ("torch._utils._rebuild_tensor_v3", Call),
@@ -130,6 +130,8 @@ const GLOBALS: [(&str, Use); 83] = [
     ("torch.per_tensor_affine", Constant), ("torch.per_channel_affine", Constant),
     ("torch.strided", Constant), ("torch.sparse_coo", Constant),
     // What optimizers, schedules and random states have beside tensors.
+    ("__builtin__.set", Opaque), ("builtins.set", Opaque),
+    ("__builtin__.frozenset", Opaque), ("builtins.frozenset", Opaque),
     ("collections.Counter", Opaque), ("collections.defaultdict", Opaque),
     ("numpy.ndarray", Constant), ("numpy.dtype", Opaque),
     ("numpy._core.multiarray._reconstruct", Opaque), ("numpy.core.multiarray._reconstruct", Opaque),

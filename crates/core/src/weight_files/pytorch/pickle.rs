@@ -60,6 +60,8 @@ enum Node {
     /// Bytes, or a text that is longer than any name.
     Bytes,
     Tuple(Span),
+    /// Of whatever.
+    Set,
     EmptyList,
     List(u32),
     EmptyDict,
@@ -154,6 +156,7 @@ impl<'a> Value<'a> {
             Node::OtherNumber => Data::Other("a number of more than 64 bits"),
             Node::Opaque(global) => Data::Other(global.path()),
             Node::Bytes => Data::Other("bytes, or a long text"),
+            Node::Set => Data::Other("a set"),
             Node::Text(span) => Data::Text(pickle.text(span)),
             Node::Tuple(span) => Data::Tuple(items(pickle.items_of(span))),
             Node::EmptyList => Data::List(items(&[])),
@@ -302,6 +305,10 @@ impl<'a> Machine<'a> {
             b'a' => self.append(self.stack.len().saturating_sub(1)),
             b'e' => self.pop_mark().and_then(|start| self.append(start)),
             b'}' => self.push(Node::EmptyDict),
+            // Sets, of which nothing is made.
+            0x8f => self.push(Node::Set),
+            0x90 => self.pop_mark().and_then(|start| self.add_to_set(start)),
+            0x91 => self.pop_mark().map(|start| self.stack.truncate(start)).and_then(|()| self.push(Node::Set)),
             b's' => self.set_items(self.stack.len().saturating_sub(2)),
             b'u' => self.pop_mark().and_then(|start| self.set_items(start)),
             // Values that are there already.
@@ -472,6 +479,17 @@ impl<'a> Machine<'a> {
             pairs.extend(stack[start..].chunks_exact(2).map(|pair| (pair[0], pair[1])));
             stack.truncate(start);
             pickle.nodes[dict.0 as usize] = Node::Dict(number);
+        }
+        Ok(())
+    }
+
+    /// Drops all from this place of the stack on, above a set.
+    fn add_to_set(&mut self, start: usize) -> Step {
+        let below = start.checked_sub(1).filter(|&below| below >= self.floor());
+        let set = below.and_then(|below| self.stack.get(below).copied());
+        match set.map(|set| self.node(set)) {
+            Some(Node::Set) => self.stack.truncate(start),
+            _ => return Err(self.operand("a set")),
         }
         Ok(())
     }
