@@ -486,6 +486,22 @@ fn rates_that_are_tensors_are_numbers_and_what_else_is_with_an_optimizer_is_list
     assert_eq!([&schedule["base_lrs"], &schedule["_last_lr"]], [&json!([0.125]), &json!([0.125])]);
 }
 
+/// A model may have the longest names that are read. What an optimizer keeps of such a parameter has a longer one.
+#[test]
+fn a_name_that_is_too_long_is_named_with_its_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let (src, name) = (folder.path().join("src"), "x".repeat(1020));
+    fs::create_dir(&src).unwrap();
+    write_torch(&src.join("pytorch_model.bin"), &Plain::dict([(name.as_str(), Plain::Tensor(vec![1.0, 2.0]))]));
+    let state = Plain::dict([("exp_avg", Plain::Tensor(vec![1.0, 2.0]))]);
+    let group = Plain::dict([("lr", Plain::Float(0.1)), ("params", Plain::List(vec![Plain::Int(0)]))]);
+    let state = Plain::Dict(vec![(Plain::Int(0), state)]);
+    let optimizer = Plain::dict([("state", state), ("param_groups", Plain::List(vec![group]))]);
+    write_torch(&src.join("optimizer.bin"), &optimizer);
+    run(folder.path(), "convert src dst")
+        .expect(1, &["src/optimizer.bin cannot be converted", "the name `exp_avg.xxx", "is 1028 bytes long"]);
+}
+
 #[rstest]
 #[case(Plain::Tensor(vec![0.1, 0.2]), "group 0 has no learning rate `lr` that is a number, but a tensor")]
 #[case(Plain::Tensor(vec![f32::NAN]), "group 0 has no learning rate `lr` that is a number, but NaN")]

@@ -18,8 +18,8 @@ pub(super) enum ConvertError {
     )]
     NoCheckpoint { folder: PathBuf, is_distributed: bool, newest: Option<PathBuf> },
     #[error(
-        "what would be made of {} could not be read again, so nothing is written: a tensor's name has control characters, or \
-         is one that no safetensors file may have; rename it in Python", folder.shown()
+        "what would be made of {} could not be read again, so nothing is written: a name in it is one that no safetensors file may \
+         have; rename it in Python", folder.shown()
     )]
     NotReadable { folder: PathBuf },
     #[error("{} has {found}, and {missing} is missing; copy all files of the checkpoint", folder.shown())]

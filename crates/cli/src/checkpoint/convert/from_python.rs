@@ -8,7 +8,7 @@ use accelerate_core::checkpoint::python::{
     Left, Origin, Parameters, PythonFile, PythonOptimizer, name_parameters, object_name, to_json,
 };
 use accelerate_core::checkpoint::{Checkpoint, checkpoint_number};
-use accelerate_core::weight_files::{Plain, StoredTensor, listed, shown};
+use accelerate_core::weight_files::{Plain, StoredTensor, check_tensor_name, listed, shown};
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
@@ -201,6 +201,7 @@ impl<'a> Reader<'a> {
         let mut tensors = Vec::new();
         let mut rounded = Vec::new();
         for (name, value) in optimizer.named_state(&names).map_err(failed)? {
+            check_tensor_name(&name).map_err(failed)?;
             if let Plain::Tensor(number) = value {
                 tensors.extend(stored[*number].take().map(|tensor| Tensor { name, ..tensor }));
                 continue;
