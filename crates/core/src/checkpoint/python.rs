@@ -11,7 +11,7 @@ mod values;
 pub use names::{Origin, Parameters, name_parameters};
 pub use optimizer::{Named, PythonGroup, PythonOptimizer};
 pub use random::{FRESH_WORDS, fresh_random_states};
-pub use values::{Left, from_json, schedule_from_json, to_json};
+pub use values::{Left, from_json, schedule_from_json, to_json, without_lambdas};
 
 /// A file of Python Accelerate's `save_state`, by what it holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

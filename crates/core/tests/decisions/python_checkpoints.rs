@@ -1,7 +1,8 @@
 //! States of Python's, written and read again, and what they are under the names of this library.
 
 use accelerate_core::checkpoint::python::{
-    Left, Origin, Parameters, PythonGroup, PythonOptimizer, fresh_random_states, from_json, name_parameters, to_json,
+    Left, Origin, Parameters, PythonGroup, PythonOptimizer, fresh_random_states, from_json, name_parameters,
+    schedule_from_json, to_json, without_lambdas,
 };
 use accelerate_core::weight_files::{Pickled, Plain, StoredTensor, TorchArchive};
 use rstest::rstest;
@@ -119,6 +120,16 @@ fn what_json_cannot_say_is_noted_by_its_path() {
 #[case(json!([u64::MAX, 9_223_372_036_854_775_808_u64, i64::MIN]))]
 fn json_is_the_same_after_both_ways(#[case] value: serde_json::Value) {
     assert_eq!(to_json(&from_json::<()>(&value), "", &mut Left::default()), Some(value));
+}
+
+#[rstest]
+#[case(json!({ "base_lrs": [0.1], "last_epoch": 1 }))]
+#[case(json!({ "base_lrs": [0.1, 0.2], "lr_lambdas": [null, { "w": 5 }] }))]
+#[case(json!({ "_schedulers": [{ "base_lrs": [0.1] }, { "base_lrs": [0.1] }], "base_lrs": [0.1] }))]
+fn a_schedule_is_the_same_after_both_ways(#[case] state: serde_json::Value) {
+    let of_python = to_json(&schedule_from_json::<()>(&state), "", &mut Left::default()).unwrap();
+    assert!(of_python["lr_lambdas"].is_array());
+    assert_eq!(without_lambdas(of_python), state);
 }
 
 /// An optimizer of these groups of numbers, with state of these shapes.

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::checkpoint::python::{
-    Left, Origin, Parameters, PythonFile, PythonOptimizer, name_parameters, object_name, to_json,
+    Left, Origin, Parameters, PythonFile, PythonOptimizer, name_parameters, object_name, to_json, without_lambdas,
 };
 use accelerate_core::checkpoint::{Checkpoint, checkpoint_number};
 use accelerate_core::weight_files::{Plain, StoredTensor, check_tensor_name, listed, shown};
@@ -239,7 +239,7 @@ impl<'a> Reader<'a> {
     fn schedulers(&mut self) -> Result<Vec<Object>, Box<dyn Error>> {
         let mut objects = Vec::new();
         for (number, file) in self.all(PythonFile::Scheduler)?.iter().enumerate() {
-            let values = self.json(file, "the state of a schedule")?;
+            let values = without_lambdas(self.json(file, "the state of a schedule")?);
             if let Some(missing) = SCHEDULE.iter().find(|name| values.get(**name).is_none()) {
                 let note = format!("`{missing}` is not in it, without which schedules of this library do not load it");
                 self.report.leave(format!("{file}: {missing}"), note);

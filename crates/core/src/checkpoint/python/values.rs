@@ -105,6 +105,31 @@ pub fn schedule_from_json<T>(state: &Value) -> Plain<T> {
     from_json(&state)
 }
 
+/// The state of a schedule without what [`schedule_from_json`] adds, so that nothing is new after both ways: functions of which
+/// nothing is saved.
+///
+/// ```
+/// use accelerate_core::checkpoint::python::without_lambdas;
+///
+/// let state = serde_json::json!({ "last_epoch": 3, "base_lrs": [0.1, 0.2], "lr_lambdas": [null, null] });
+/// assert_eq!(without_lambdas(state), serde_json::json!({ "last_epoch": 3, "base_lrs": [0.1, 0.2] }));
+/// ```
+pub fn without_lambdas(mut state: Value) -> Value {
+    remove_lambdas(&mut state);
+    state
+}
+
+fn remove_lambdas(state: &mut Value) {
+    let Some(object) = state.as_object_mut() else { return };
+    if let Some(Value::Array(within)) = object.get_mut("_schedulers") {
+        within.iter_mut().for_each(remove_lambdas);
+    }
+    let saves_none = |lambdas: &Value| lambdas.as_array().is_some_and(|lambdas| lambdas.iter().all(Value::is_null));
+    if object.get("lr_lambdas").is_some_and(saves_none) {
+        object.remove("lr_lambdas");
+    }
+}
+
 /// `LambdaLR` takes no state without its functions, of which it saves none either. Other schedules do not look at them.
 fn add_lambdas(state: &mut Value) {
     let Some(object) = state.as_object_mut() else { return };
