@@ -215,7 +215,10 @@ fn settings_that_groups_share_have_to_be_the_same_in_all_groups_of_a_state() {
     let own_momentum = with(&|options| options["betas"] = serde_json::json!([0.5, 0.999]));
     let other_beta = with(&|options| options["betas"] = serde_json::json!([0.9, 0.5]));
     let other_eps = with(&|options| options["eps"] = serde_json::json!(1e-3));
+    let of_adam = with(&|options| drop(options.insert("decoupled_weight_decay".to_owned(), false.into())));
     optimizer.load_state_dict(&own_momentum).unwrap();
+    let error = optimizer.load_state_dict(&of_adam).unwrap_err().to_string();
+    assert!(error.contains("in group 1; load it into Adam"), "{error}");
     for (state, name) in [(other_beta, "betas"), (other_eps, "eps")] {
         let error = optimizer.load_state_dict(&state).unwrap_err().to_string();
         assert!(error.contains(&format!("`{name}` is")) && error.contains("in group 1"), "{error}");

@@ -103,7 +103,7 @@ fn states_of_other_objects_are_refused_and_change_nothing() {
     let optimizer = states.remove("optimizer").unwrap();
     states.insert("optimizer_1".to_owned(), optimizer);
     let error = training.accelerator.load_state_dict(&states).unwrap_err();
-    let words = "there is none of optimizer, and optimizer_1 was not prepared";
+    let words = "there is none of optimizer, and optimizer_1 was neither prepared nor registered";
     assert!(error.is_config() && error.to_string().contains(words), "{error}");
     assert_eq!(training.train(0).unwrap(), before[before.len() - 7..]);
 }

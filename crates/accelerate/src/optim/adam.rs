@@ -164,6 +164,7 @@ impl Core {
 
     fn load(&mut self, mut loading: Loading<'_>) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
+        loading.expect_decoupled(self.decoupled);
         let options = loading.options(self.options.clone());
         if let Some(offloaded) = &mut self.offloaded {
             offloaded.load(&self.handle, loading, planes(options.amsgrad))?;

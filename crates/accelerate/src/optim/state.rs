@@ -180,6 +180,18 @@ impl<'a> Loading<'a> {
         shared.unwrap_or(present)
     }
 
+    /// Of a state that may be another optimizer's, whose weight decay is applied in another place.
+    pub(super) fn expect_decoupled(&mut self, is_decoupled: bool) {
+        const NAME: &str = "decoupled_weight_decay";
+        for (index, group) in self.state.groups.iter().enumerate() {
+            let found = group.options.get(NAME).and_then(Value::as_bool).unwrap_or(is_decoupled);
+            if found != is_decoupled && group.weight_decay != 0.0 {
+                let own = if found { "AdamW" } else { "Adam" };
+                self.problems.push(format!("`{NAME}` is {found} in group {index}; load it into {own}"));
+            }
+        }
+    }
+
     /// Was a state tensor of this name saved for the parameter?
     pub(super) fn has(&self, param: &Param, name: &str) -> bool {
         self.state.tensors.contains_key(&key(name, param))
