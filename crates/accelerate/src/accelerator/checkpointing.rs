@@ -383,18 +383,8 @@ impl Accelerator {
         let mut of_this_rank = vec![gradients_of_rank(place.0)];
         // What hooks keep of gradients is of use to as many processes only.
         of_this_rank.extend((place.1 == checkpoint.description.world_size).then(|| comm_hook_of_rank(place.0)));
-        let mut kept = Kept::default();
-        if place.1 == checkpoint.description.world_size {
-            kept = Kept::of_rank(place.0, &checkpoint.description);
-            of_this_rank.push(kept_by_rank(place.0));
-        } else if self.is_main_process() && names.iter().any(|name| name.starts_with(KEPT)) {
-            messages::warning_here!(
-                "processes of the run had other buffers, or other registered tensors, than process 0; all go on with those of \
-                 process 0, because there are {} now and there were {}",
-                place.1,
-                checkpoint.description.world_size
-            );
-        }
+        of_this_rank.extend((place.1 == checkpoint.description.world_size).then(|| kept_by_rank(place.0)));
+        let kept = self.kept_tensors(checkpoint);
         let mut places = self.session().objects().state_places(left_out)?;
         // What the first rank had is not what this one is to have.
         for (object, tensor) in &kept.names {
@@ -426,6 +416,21 @@ impl Accelerator {
         }
         checkpoint.check_unchanged()?;
         Ok(states)
+    }
+
+    /// Which tensors of the checkpoint this process goes on with in place of those of the first one.
+    fn kept_tensors(&self, checkpoint: &OpenCheckpoint) -> Kept {
+        let (now, before) = (self.num_processes(), checkpoint.description.world_size);
+        if now == before {
+            return Kept::of_rank(self.process_index(), &checkpoint.description);
+        }
+        if self.is_main_process() && checkpoint.description.objects.keys().any(|name| name.starts_with(KEPT)) {
+            messages::warning_here!(
+                "processes of the run had other buffers, or other registered tensors, than process 0; all go on with those of \
+                 process 0, because there are {now} now and there were {before}"
+            );
+        }
+        Kept::default()
     }
 
     fn go_on_from(

@@ -1,7 +1,7 @@
 //! Adapters in files, as PEFT has them: `adapter_model.safetensors` and `adapter_config.json`.
 
-use super::folder::read_saved_file;
 use super::save::{SaveModelOptions, save_state_dict};
+use super::saved_files::read_saved_file;
 use super::source::Source;
 use crate::error::{LoraError, Result, WeightsError};
 use crate::lora::{AddAdapterOptions, LoadAdapterOptions, LoraConfig, PeftModel, SavePretrainedOptions};

@@ -50,6 +50,7 @@ mod memory;
 mod progress;
 mod reader;
 mod save;
+mod saved_files;
 mod sharded;
 mod source;
 mod state;
@@ -61,11 +62,11 @@ mod writer;
 
 pub(crate) use dispatch::PlannedDispatch;
 pub use dispatch::{DeviceMapChoice, LoadAndDispatchOptions, LoadedAndDispatched, load_checkpoint_and_dispatch};
-pub use folder::{check_save_directory, check_saved_files, read_saved_file, verify_saved_files};
 pub(crate) use load::check_ties;
 pub use load::{LoadOptions, checkpoint_shapes, load_checkpoint_in_model, modern_layer_norm_names};
 pub(crate) use progress::SaveProgress;
 pub use save::{SaveModelOptions, save_model_weights};
+pub use saved_files::{check_save_directory, check_saved_files, read_saved_file, verify_saved_files};
 pub(crate) use sharded::{Writers, save_sharded_model_weights};
 pub use source::load_file;
 pub(crate) use state::{
