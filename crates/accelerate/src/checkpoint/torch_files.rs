@@ -15,10 +15,13 @@ use safetensors::Dtype;
 use std::collections::HashMap;
 use std::io::Read;
 use std::ops::Range;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use tch::{Device, Kind, Tensor};
 use torch_ext::file::read_at;
 
+/// How much is compared with a checksum at once.
+const CHECKSUM_BLOCK_BYTES: usize = 128 << 10;
 /// What a message has room for of a list of names.
 const LIST_BYTES: usize = 200;
 
@@ -176,6 +179,10 @@ impl TorchTensor {
             let reason = format!("`{}` has {num_elements} elements, and {layout} was asked for", name());
             return Err(WeightsError::Header { path: path.to_owned(), reason }.into());
         }
+        // Whoever takes a part of a tensor reads no more than that part.
+        if layout.numel() == num_elements {
+            self.pieces.iter().try_for_each(Piece::check_storage)?;
+        }
         let no_memory = |num_bytes| WeightsError::NoMemory { path: path.to_owned(), name: name(), num_bytes };
         if num_elements == 0 {
             return Ok((new_tensor(0, kind, &no_memory)?, 0));
@@ -203,6 +210,24 @@ impl TorchTensor {
 }
 
 impl Piece {
+    /// Compares the storage with its checksum, if the file has one.
+    fn check_storage(&self) -> Result<()> {
+        let storage = self.stored.storage();
+        let Some(wanted) = storage.crc32 else { return Ok(()) };
+        let (file, _) = open_file(&self.path)?;
+        let (mut checksum, mut block) = (crc32fast::Hasher::new(), vec![0; CHECKSUM_BLOCK_BYTES]);
+        let Range { start, end } = storage.range;
+        for at in (start..end).step_by(CHECKSUM_BLOCK_BYTES) {
+            let block = &mut block[..(end - at).min(CHECKSUM_BLOCK_BYTES as u64) as usize];
+            file.read_exact_at(block, at).map_err(io_error("read", &self.path))?;
+            checksum.update(block);
+        }
+        match checksum.finalize() == wanted {
+            true => Ok(()),
+            false => Err(WeightsError::StorageChecksum { path: self.path.clone(), start, end }.into()),
+        }
+    }
+
     /// Where in the file the elements of a whole tensor begin, if they lie one behind the other.
     fn start_if_contiguous(&self, num_elements: usize) -> Option<u64> {
         let mut runs = self.stored.runs();
@@ -269,6 +294,23 @@ mod tests {
     }
 
     /// The rows that a rank keeps are in the files of one or two ranks.
+    #[test]
+    fn a_flipped_bit_in_a_storage_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("weights.bin");
+        let mut bytes = std::fs::read(fixture("model.bin")).unwrap();
+        std::fs::write(&path, &bytes).unwrap();
+        let mut weights = TorchWeights::open(&path).unwrap();
+        let tensor = weights.tensors.iter().find(|tensor| tensor.pieces[0].stored.storage().crc32.is_some()).unwrap();
+        let (name, shape) = (tensor.name.clone(), tensor.shape.clone());
+        let at = tensor.pieces[0].stored.storage().range.start as usize;
+        let _ = weights.read_elements(&name, &Layout::full(shape.clone())).unwrap();
+        bytes[at] ^= 1;
+        std::fs::write(&path, &bytes).unwrap();
+        let error = weights.read_elements(&name, &Layout::full(shape)).unwrap_err();
+        assert!(error.is_weights() && error.to_string().contains("weights.bin"), "{error}");
+    }
+
     #[test]
     fn parts_that_have_nothing_of_a_shard_are_not_read() {
         let mut weights = TorchWeights::open_distributed(&fixture("dcp_fsdp_3")).unwrap();

@@ -162,6 +162,12 @@ pub(crate) enum WeightsError {
     )]
     OfNoSave { path: PathBuf },
 
+    #[error(
+        "{} is damaged: the checksum of bytes {start}..{end} is another one than the file says; get the file once more",
+        path.display()
+    )]
+    StorageChecksum { path: PathBuf, start: u64, end: u64 },
+
     #[error("{} cannot be used: {source}. Remove it if it is not from a save of weights", path.display())]
     Manifest { path: PathBuf, source: accelerate_core::Error },
 
