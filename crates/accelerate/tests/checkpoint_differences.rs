@@ -2,11 +2,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use accelerate::data::{DataLoader, VecDataset};
-use accelerate::nn::{BatchNorm1d, Linear, ModuleFn, ParamStore};
+use accelerate::nn::{BatchNorm1d, Init, Linear, ModuleFn, ParamStore};
 use accelerate::optim::{AdamW, Optimizer, ParamGroup};
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{
-    Accelerator, AcceleratorBuilder, FullyShardedDataParallelPlugin, ObjectState, Result, Stateful, testing,
+    Accelerator, AcceleratorBuilder, FullyShardedDataParallelPlugin, ObjectState, ProjectConfiguration, Result,
+    Stateful, testing,
 };
 use rstest::rstest;
 use std::collections::BTreeMap;
@@ -178,6 +179,48 @@ fn all_ranks_say_of_what_kind_the_error_of_one_of_them_is() {
     })
     .unwrap();
     assert_eq!(kinds, [(true, false, false, true); 2]);
+}
+
+/// Hooks are called between the verification and the reading of the files.
+#[test]
+fn a_save_while_a_checkpoint_is_loaded_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |value: f64| {
+        let accelerator = Accelerator::builder().cpu(true).build().unwrap();
+        let store = ParamStore::new(accelerator.device());
+        let weight = store.root().param("weight", ([1000], Init::Constant(value))).unwrap();
+        let model = accelerator.prepare(ModuleFn::new(&store, |rows: &Tensor| Ok(rows.shallow_clone()))).unwrap();
+        (accelerator, model, weight)
+    };
+    // What is saved are the models that are there.
+    let [(first, _first_model, _), (second, _second_model, _), (loading, _model, weight)] = [1.0, 2.0, 3.0].map(run);
+    first.save_state(folder.path()).unwrap();
+    let handle = loading.register_load_state_pre_hook(move |state| second.save_state(state.folder()).map(drop));
+    let error = loading.load_state(folder.path()).unwrap_err();
+    assert!(error.is_checkpoint() && error.to_string().contains("somebody saved into"), "{error}");
+    assert_eq!(weight.local().double_value(&[0]), 3.0);
+    handle.remove();
+    loading.load_state(folder.path()).unwrap();
+    assert_eq!(weight.local().double_value(&[0]), 2.0);
+}
+
+#[test]
+fn a_damaged_list_of_files_is_called_that() {
+    let folder = tempfile::tempdir().unwrap();
+    let project = ProjectConfiguration {
+        project_dir: Some(folder.path().to_owned()),
+        automatic_checkpoint_naming: Some(true),
+        ..Default::default()
+    };
+    let accelerator = Accelerator::builder().cpu(true).project_config(project).build().unwrap();
+    let saved = [(); 2].map(|()| accelerator.save_state(None).unwrap());
+    fs::write(saved[1].join("checkpoint.manifest.json"), "{").unwrap();
+    assert_eq!(accelerator.latest_checkpoint().unwrap().as_ref(), Some(&saved[0]));
+    assert_eq!(accelerator.load_state(None).unwrap(), saved[0]);
+    fs::write(saved[0].join("checkpoint.manifest.json"), "{").unwrap();
+    assert_eq!(accelerator.latest_checkpoint().unwrap(), None);
+    let error = accelerator.load_state(None).unwrap_err().to_string();
+    assert!(error.contains("can be used") && error.contains("checkpoint.manifest.json"), "{error}");
 }
 
 #[test]

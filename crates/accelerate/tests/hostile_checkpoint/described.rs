@@ -208,6 +208,7 @@ fn values() -> Vec<Case> {
     }
     cases.extend([
         set("a negative step of the schedule", "scheduler", "/objects/scheduler/values/last_epoch", json!(-1)),
+        set("an epoch at the end of all numbers", "dataloader", "/objects/dataloader/values/epoch", json!(u64::MAX)),
         set("two rates of one group", "scheduler", "/objects/scheduler/values/base_lrs", json!([0.1, 0.1])),
         set("no groups", "optimizer", "/objects/optimizer/values/param_groups", json!([])),
         set("a rate that is a text", "optimizer", "/objects/optimizer/values/param_groups/0/lr", json!("fast")),
