@@ -5,8 +5,8 @@ use super::between_steps::{BetweenSteps, comm_hook_of_rank, gradients_of_rank, i
 use super::left_out::without_frozen;
 use super::pending_save::{CheckpointSave, Outdated};
 use crate::checkpoint::{
-    FolderWriters, FoundCheckpoint, KEPT, Kept, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in,
-    gather_whole, keep_differing, kept_by_rank, random_states, restore_random_states,
+    FolderWriters, FoundCheckpoint, KEPT, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in,
+    gather_whole, keep_differing, kept_by_rank, put_back, random_states, restore_random_states,
 };
 use crate::error::{CheckpointError, Error, Result, shortened_to};
 use crate::messages;
@@ -384,12 +384,8 @@ impl Accelerator {
         // What hooks keep of gradients is of use to as many processes only.
         of_this_rank.extend((place.1 == checkpoint.description.world_size).then(|| comm_hook_of_rank(place.0)));
         of_this_rank.extend((place.1 == checkpoint.description.world_size).then(|| kept_by_rank(place.0)));
-        let kept = self.kept_tensors(checkpoint);
-        let mut places = self.session().objects().state_places(left_out)?;
-        // What the first rank had is not what this one is to have.
-        for (object, tensor) in &kept.names {
-            places.get_mut(object).map(|places| places.remove(tensor));
-        }
+        self.warn_of_what_is_not_kept(checkpoint);
+        let places = self.session().objects().state_places(left_out)?;
         let nowhere = BTreeMap::new();
         let optimizers: BTreeMap<_, _> = self.session().objects().named_optimizers().collect();
         let mut states = BTreeMap::new();
@@ -412,25 +408,22 @@ impl Accelerator {
             states.extend(state.map(|state| (name, state)));
         }
         if let Some(own) = states.remove(&kept_by_rank(place.0)) {
-            kept.put_back(own, &mut states);
+            put_back(own, &mut states);
         }
         checkpoint.check_unchanged()?;
         Ok(states)
     }
 
-    /// Which tensors of the checkpoint this process goes on with in place of those of the first one.
-    fn kept_tensors(&self, checkpoint: &OpenCheckpoint) -> Kept {
+    /// Another number of processes has no use for what each of them held otherwise than the first.
+    fn warn_of_what_is_not_kept(&self, checkpoint: &OpenCheckpoint) {
         let (now, before) = (self.num_processes(), checkpoint.description.world_size);
-        if now == before {
-            return Kept::of_rank(self.process_index(), &checkpoint.description);
-        }
-        if self.is_main_process() && checkpoint.description.objects.keys().any(|name| name.starts_with(KEPT)) {
+        let has_some = || checkpoint.description.objects.keys().any(|name| name.starts_with(KEPT));
+        if now != before && self.is_main_process() && has_some() {
             messages::warning_here!(
                 "processes of the run had other buffers, or other registered tensors, than process 0; all go on with those of \
                  process 0, because there are {now} now and there were {before}"
             );
         }
-        Kept::default()
     }
 
     fn go_on_from(

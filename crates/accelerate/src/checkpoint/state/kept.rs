@@ -6,11 +6,10 @@ use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::offload::is_outline;
 use crate::session::ObjectState;
-use accelerate_core::checkpoint::Checkpoint;
 use accelerate_core::weight_files::Checksum;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
 
 const OP: &str = "save_state";
@@ -22,7 +21,7 @@ const NUM_TENSORS: &str = "num_tensors";
 const ABSENT: &str = "absent";
 
 /// Object and name of a tensor.
-pub(crate) type ObjectAndName = (String, String);
+type ObjectAndName = (String, String);
 
 pub(crate) fn kept_by_rank(rank: usize) -> String {
     format!("{KEPT}{rank}")
@@ -78,33 +77,15 @@ fn contents(run: &RunState) -> Result<BTreeMap<ObjectAndName, Content>> {
     in_memory.map(|(key, tensor)| Ok((key.clone(), Content::of(tensor)?))).collect()
 }
 
-/// What a rank goes on with in place of what the first one had.
-#[derive(Debug, Default)]
-pub(crate) struct Kept {
-    /// Of these the checkpoint has tensors of this rank, or none.
-    pub(crate) names: BTreeSet<ObjectAndName>,
-    absent: Vec<ObjectAndName>,
-}
-
-impl Kept {
-    /// Of a run with as many ranks.
-    pub(crate) fn of_rank(rank: usize, checkpoint: &Checkpoint) -> Self {
-        let Some(own) = checkpoint.objects.get(&kept_by_rank(rank)) else { return Self::default() };
-        let absent = own.values[ABSENT].as_array().into_iter().flatten();
-        let absent: Vec<_> = absent.filter_map(|name| object_and_name(name.as_str()?)).collect();
-        let names = own.tensors.keys().filter_map(|name| object_and_name(name)).chain(absent.iter().cloned()).collect();
-        Self { names, absent }
+/// Puts what the rank itself had in the place of what the first one had.
+pub(crate) fn put_back(kept: ObjectState, states: &mut BTreeMap<String, ObjectState>) {
+    let absent = kept.values[ABSENT].as_array().into_iter().flatten().filter_map(|name| name.as_str());
+    for (object, name) in absent.filter_map(object_and_name) {
+        states.get_mut(&object).map(|state| state.tensors.remove(&name));
     }
-
-    /// Puts this rank's tensors in their objects.
-    pub(crate) fn put_back(self, kept: ObjectState, states: &mut BTreeMap<String, ObjectState>) {
-        for (object, name) in &self.absent {
-            states.get_mut(object).map(|state| state.tensors.remove(name));
-        }
-        for (full, tensor) in kept.tensors {
-            let Some((object, name)) = object_and_name(&full) else { continue };
-            states.get_mut(&object).map(|state| state.tensors.insert(name, tensor));
-        }
+    for (full, tensor) in kept.tensors {
+        let Some((object, name)) = object_and_name(&full) else { continue };
+        states.get_mut(&object).map(|state| state.tensors.insert(name, tensor));
     }
 }
 
