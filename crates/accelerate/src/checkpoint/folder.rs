@@ -278,24 +278,6 @@ pub(super) fn is_committed(folder: &Path, stem: &str) -> Result<bool> {
     Ok(read_manifest(folder, stem)?.is_some())
 }
 
-/// A file of a save, of at most so many bytes, also while the save still has to be finished; `None` if there is no save, or it has no
-/// such file.
-///
-/// # Errors
-/// The file is not as it was saved.
-pub(super) fn read_saved(folder: &Path, stem: &str, name: &str, most_bytes: u64) -> Result<Option<Vec<u8>>> {
-    let Some(manifest) = read_manifest(folder, stem)? else { return Ok(None) };
-    let Some(file) = manifest.file(name) else { return Ok(None) };
-    let pending = file.temporary_name.as_ref().filter(|pending| folder.join(pending).exists());
-    let path = folder.join(pending.unwrap_or(&file.name));
-    let Some(content) = read_small(&path, most_bytes)? else {
-        return Err(not_as_saved(path, stem, "it is not there".to_owned()));
-    };
-    let mut checksum = Checksum::new();
-    checksum.update(&content);
-    compare(folder, stem, file, Ok(checksum), &file.xxh3_128).map(|()| Some(content))
-}
-
 /// Is the save still the one that was read?
 pub(super) fn is_unchanged(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<bool> {
     Ok(read_manifest(folder, stem)?.is_some_and(|now| now.finished() == manifest.finished()))

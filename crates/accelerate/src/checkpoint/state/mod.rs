@@ -19,7 +19,7 @@ pub(crate) use whole::gather_whole;
 
 use super::atomic::{folder_of, io_error, names_in, remove_abandoned, sync_folder};
 use super::fault;
-use super::folder::{is_committed, prepare_folder, read_saved};
+use super::folder::{is_committed, prepare_folder, read_committed};
 use crate::error::{CheckpointError, Result};
 use crate::messages;
 use accelerate_core::checkpoint::{
@@ -86,7 +86,8 @@ pub(crate) fn remove_outdated_checkpoints(folder: &Path, newest: usize, retentio
 
 /// How good the run was, as the description of a checkpoint has it. `None` where it says nothing.
 fn metric_of(folder: &Path) -> Result<Option<f64>> {
-    let Some(json) = read_saved(folder, STEM, DESCRIPTION, save::MAX_DESCRIPTION_BYTES)? else { return Ok(None) };
+    let read = read_committed(folder, STEM, DESCRIPTION, save::MAX_DESCRIPTION_BYTES)?;
+    let Some((_, json)) = read else { return Ok(None) };
     let path = folder.join(DESCRIPTION);
     let description = Checkpoint::from_json(&String::from_utf8_lossy(&json));
     Ok(description.map_err(|source| CheckpointError::Description { path, source })?.metric)
