@@ -2,6 +2,7 @@
 
 mod hostile;
 mod numbers;
+mod registered;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -425,35 +426,17 @@ fn write_torch(path: &Path, value: &Plain<Vec<f32>>) {
     fs::write(path, archive.finish().unwrap()).unwrap();
 }
 
-/// Averages of weights are registered as dictionaries in dictionaries, whose keys have dots.
+/// For Python, functions of which nothing is saved are added to it.
 #[test]
-fn tensors_of_registered_dictionaries_are_in_them_again_after_both_ways() {
+fn a_schedule_is_the_same_after_both_ways() {
     let folder = copied("adamw");
-    let weights =
-        || Plain::dict([("head.weight", Plain::Tensor(vec![1.0, 2.0])), ("b", Plain::Tensor(vec![3.0, 4.0]))]);
-    let value = Plain::dict([
-        ("decay", Plain::Float(0.5)),
-        ("ema", Plain::dict([("shadow", weights()), ("steps", Plain::Int(3))])),
-        ("a.b", Plain::dict([("c", Plain::Tensor(vec![5.0, 6.0]))])),
-        ("empty", Plain::Dict(Vec::new())),
-    ]);
-    write_torch(&folder.path().join("src/custom_checkpoint_0.pkl"), &value);
-    run(folder.path(), NAMED).expect(0, &[]);
-    let object = &description(&folder.path().join("dst")).objects["custom_checkpoint_0"];
-    let names: Vec<&str> = object.tensors.keys().map(String::as_str).collect();
-    assert_eq!(names, ["a.b.c", "ema.shadow.b", "ema.shadow.head.weight"]);
-    run(folder.path(), "convert dst python").expect(0, &[]);
-    let found = plain(&folder.path().join("python/custom_checkpoint_0.pkl"));
-    let ema = found.get("ema").unwrap();
-    assert_eq!((found.get("decay"), ema.get("steps")), (Some(&Plain::Float(0.5)), Some(&Plain::Int(3))));
-    let shape = |value: Option<&Plain<StoredTensor>>| match value {
-        Some(Plain::Tensor(stored)) => stored.shape().to_vec(),
-        other => panic!("{other:?}"),
-    };
-    let shadow = ema.get("shadow").unwrap();
-    assert_eq!([shape(shadow.get("head.weight")), shape(shadow.get("b"))], [[2], [2]]);
-    assert_eq!(shape(found.get("a.b").unwrap().get("c")), [2]);
-    assert_eq!(found.get("empty"), Some(&Plain::Dict(Vec::new())));
+    for arguments in [NAMED, "convert dst python", "convert python src2 --parameter_names names.txt"] {
+        run(folder.path(), arguments).expect(0, &[]);
+    }
+    let [first, second] = ["dst", "src2"].map(|name| description(&folder.path().join(name)));
+    assert!(first.objects["scheduler"].values.get("last_epoch").is_some());
+    assert_eq!(first.objects["scheduler"].values, second.objects["scheduler"].values);
+    assert_eq!(first.objects["scheduler"].values.get("lr_lambdas"), None);
 }
 
 /// An optimizer with this learning rate for the parameters of the checkpoint `named`.

@@ -1,0 +1,53 @@
+//! Registered objects with tensors in dictionaries, there and back.
+
+use accelerate_core::weight_files::{Plain, StoredTensor};
+
+use super::{NAMED, copied, description, plain, run, write_torch};
+
+/// Averages of weights are registered as dictionaries in dictionaries, whose keys have dots.
+#[test]
+fn tensors_of_registered_dictionaries_are_in_them_again_after_both_ways() {
+    let folder = copied("adamw");
+    let weights =
+        || Plain::dict([("head.weight", Plain::Tensor(vec![1.0, 2.0])), ("b", Plain::Tensor(vec![3.0, 4.0]))]);
+    let value = Plain::dict([
+        ("decay", Plain::Float(0.5)),
+        ("ema", Plain::dict([("shadow", weights()), ("steps", Plain::Int(3))])),
+        ("a.b", Plain::dict([("c", Plain::Tensor(vec![5.0, 6.0]))])),
+        ("empty", Plain::Dict(Vec::new())),
+    ]);
+    write_torch(&folder.path().join("src/custom_checkpoint_0.pkl"), &value);
+    run(folder.path(), NAMED).expect(0, &[]);
+    let object = &description(&folder.path().join("dst")).objects["custom_checkpoint_0"];
+    let names: Vec<&str> = object.tensors.keys().map(String::as_str).collect();
+    assert_eq!(names, ["a.b.c", "ema.shadow.b", "ema.shadow.head.weight"]);
+    run(folder.path(), "convert dst python").expect(0, &[]);
+    let found = plain(&folder.path().join("python/custom_checkpoint_0.pkl"));
+    let ema = found.get("ema").unwrap();
+    assert_eq!((found.get("decay"), ema.get("steps")), (Some(&Plain::Float(0.5)), Some(&Plain::Int(3))));
+    let shape = |value: Option<&Plain<StoredTensor>>| match value {
+        Some(Plain::Tensor(stored)) => stored.shape().to_vec(),
+        other => panic!("{other:?}"),
+    };
+    let shadow = ema.get("shadow").unwrap();
+    assert_eq!([shape(shadow.get("head.weight")), shape(shadow.get("b"))], [[2], [2]]);
+    assert_eq!(shape(found.get("a.b").unwrap().get("c")), [2]);
+    assert_eq!(found.get("empty"), Some(&Plain::Dict(Vec::new())));
+}
+
+/// On the way back it would be in the dictionary.
+#[test]
+fn a_tensor_whose_name_leads_into_a_dictionary_stays_behind() {
+    let folder = copied("adamw");
+    let value = Plain::dict([
+        ("a", Plain::dict([("x", Plain::Int(1))])),
+        ("a.b", Plain::Tensor(vec![1.0])),
+        ("c.d", Plain::Tensor(vec![2.0])),
+    ]);
+    write_torch(&folder.path().join("src/custom_checkpoint_0.pkl"), &value);
+    let found = run(folder.path(), NAMED);
+    found.expect(0, &[]);
+    assert!(found.stdout.contains("the name `a.b` is that of another place, too"), "{}", found.stdout);
+    let object = &description(&folder.path().join("dst")).objects["custom_checkpoint_0"];
+    assert_eq!(object.tensors.keys().collect::<Vec<_>>(), ["c.d"]);
+}
