@@ -119,7 +119,8 @@ impl Accelerator {
         registered
     }
 
-    /// Has an object of the program's own saved and loaded with the state of the run, tensors included.
+    /// Has an object of the program's own saved and loaded with the state of the run, tensors included. Where processes have other
+    /// tensors, as many processes go on each with its own, and any other number with those of process 0.
     pub fn register_stateful(&self, object: Arc<dyn Stateful>) {
         self.session().register(Object::Registered(object));
     }
