@@ -1,9 +1,11 @@
 //! All checks, by theme, in the order in which they run: what others stand on comes first.
 
 mod async_saves;
+mod big_model;
 mod checkpoints;
 mod collectives;
 mod devices;
+mod divided;
 mod exported;
 mod graphs;
 mod loaders;
@@ -13,6 +15,7 @@ mod optimizers;
 mod parity;
 mod precision;
 mod profile;
+mod quantized;
 mod races;
 mod random;
 mod ranks;
@@ -92,6 +95,17 @@ pub(crate) const ALL: &[Check] = &[
     Check::new("batch_size_search", "find_executable_batch_size after a real lack of memory", memory::batch_size),
     Check::new("memory", "figures of memory, and what empty_cache gives back", memory::figures),
     Check::new("plan", "the peak of a training step beside the plan of its model", memory::plan),
+    Check::new("big_model", "layers in the host's memory and on the disk change no bit", big_model::dispatched),
+    Check::new(
+        "quantized",
+        "weights of 4 and 8 bits and adapters beside the same on the CPU",
+        quantized::beside_the_cpu,
+    )
+    .within(120),
+    Check::new("quantized_speed", "products with weights of 4 and 8 bits beside bfloat16", quantized::speed),
+    Check::new("divided", "two processes that divide layers or sequences beside one process", divided::by_two)
+        .within(180),
+    Check::new("generation", "texts of language models beside the CPU", divided::generated),
     Check::new("profiler", "a trace has the operators, and the kernels that they launched", profile::trace),
     Check::new("script_module", "a TorchScript model of Python trains here", script_module::trains).within(120),
     Check::new("exported", "packages of AOTInductor, for training and for inference, beside Python", exported::trains)
@@ -120,7 +134,7 @@ pub(crate) fn find(name: &str) -> Option<&'static Check> {
 
 /// What processes that a check launches can run.
 pub(crate) fn workers() -> Workers {
-    workers![ranks::collectives_rank, ranks::absent_in_the_middle, ranks::trained_rank]
+    workers![ranks::collectives_rank, ranks::absent_in_the_middle, ranks::trained_rank, divided::divided_rank]
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::machine::probe_of;
 use crate::models::{Trained, train};
 use torch_ext::stream::Stream;
 
-const OPTIONS: NotebookLauncherOptions = NotebookLauncherOptions {
+pub(super) const OPTIONS: NotebookLauncherOptions = NotebookLauncherOptions {
     num_processes: Some(2),
     mixed_precision: None,
     use_port: None,
@@ -43,11 +43,11 @@ pub(crate) struct Place {
 
 impl Place {
     /// All ranks on the device of the check.
-    fn of(context: &Context<'_>) -> Self {
+    pub(super) fn of(context: &Context<'_>) -> Self {
         Self { is_cuda: context.is_cuda(), over_nccl: false }
     }
 
-    fn builder(self, timeout: u64) -> AcceleratorBuilder {
+    pub(super) fn builder(self, timeout: u64) -> AcceleratorBuilder {
         let kwargs = InitProcessGroupKwargs {
             backend: Some(if self.over_nccl { "nccl" } else { "gloo" }.to_owned()),
             timeout: Some(Duration::from_secs(timeout)),

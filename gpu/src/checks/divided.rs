@@ -1,0 +1,186 @@
+//! Layers and sequences that two processes divide: on one device, connected by Gloo.
+
+use accelerate::nn::{Module, ParamStore};
+use accelerate::optim::AdamW;
+use accelerate::tch::{Device, Kind, Tensor};
+use accelerate::{
+    Accelerator, MixedPrecision, ParallelismConfig, ReduceOp, Result as AccelerateResult, TorchTensorParallelPlugin,
+    notebook_launcher,
+};
+use accelerate_models::gpt2::{GPT2Config, GPT2LMHeadModel};
+use accelerate_models::llama::{LlamaConfig, LlamaForCausalLM};
+use accelerate_models::{CausalLMInput, CausalLMOutput, GenerationConfig, generate};
+use anyhow::{Context as _, Result, ensure};
+use serde::{Deserialize, Serialize};
+
+use super::ranks::{OPTIONS, Place};
+use crate::check::{Context, Found};
+use crate::models::wave;
+
+const VOCABULARY: i64 = 64;
+const LENGTH: i64 = 16;
+const NUM_STEPS: i64 = 6;
+
+/// What ranks divide, and how.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+enum Division {
+    Layers,
+    /// By heads: Ulysses.
+    Heads,
+    /// All keys to every rank.
+    Keys,
+    Ring,
+}
+
+const DIVISIONS: [Division; 4] = [Division::Layers, Division::Heads, Division::Keys, Division::Ring];
+
+/// What a rank of two is told.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Order {
+    place: Place,
+    division: Division,
+    is_llama: bool,
+    precision: MixedPrecision,
+}
+
+fn fill(store: &ParamStore) -> AccelerateResult<()> {
+    for (index, param) in store.parameters().iter().enumerate() {
+        let is_norm = param.name().contains("norm") || param.name().contains("ln_");
+        let shift = if is_norm && param.name().ends_with("weight") { 1.0 } else { 0.0 };
+        param.copy_(
+            &wave(&param.shape(), index as f64)
+                .map_err(accelerate::Error::other)?
+                .f_mul_scalar(0.1)?
+                .f_add_scalar(shift)?,
+        )?;
+    }
+    Ok(())
+}
+
+fn gpt2(device: Device) -> AccelerateResult<GPT2LMHeadModel> {
+    let sizes =
+        GPT2Config { vocab_size: VOCABULARY, n_positions: 32, n_embd: 32, n_layer: 2, n_head: 4, ..Default::default() };
+    let config = GPT2Config { resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0, eos_token_id: Vec::new(), ..sizes };
+    let store = ParamStore::new(device);
+    let model = GPT2LMHeadModel::new(&store.root(), &config)?;
+    fill(&store)?;
+    Ok(model)
+}
+
+fn llama(device: Device) -> AccelerateResult<LlamaForCausalLM> {
+    let sizes = LlamaConfig {
+        vocab_size: VOCABULARY,
+        hidden_size: 32,
+        intermediate_size: 48,
+        num_hidden_layers: 2,
+        eos_token_id: Vec::new(),
+        ..Default::default()
+    };
+    let store = ParamStore::new(device);
+    let model = LlamaForCausalLM::new(&store.root(), &sizes.with_heads(4, 2))?;
+    fill(&store)?;
+    Ok(model)
+}
+
+fn losses<M>(accelerator: &Accelerator, model: M) -> Result<Vec<f64>>
+where
+    M: Module<Input = CausalLMInput, Output = CausalLMOutput>,
+{
+    let optimizer = AdamW::new(model.params(), 2e-3)?;
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    let mut losses = Vec::new();
+    for step in 0..NUM_STEPS {
+        let numbers = Tensor::f_arange(4 * LENGTH, (Kind::Int64, accelerator.device()))?;
+        let tokens = numbers.f_mul_scalar(7)?.f_add_scalar(5 * step)?.f_remainder(VOCABULARY)?.f_view([4, LENGTH])?;
+        let labels = Some(tokens.shallow_clone());
+        let input = CausalLMInput { input_ids: tokens, attention_mask: None, labels };
+        let loss = accelerator.maybe_context_parallel(&input, &Default::default(), |own| {
+            let loss = model.forward(&own)?.loss.ok_or_else(|| accelerate::Error::other("there is no loss"))?;
+            accelerator.backward(&loss)?;
+            Ok(loss.f_detach()?)
+        })?;
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+        losses.push(accelerator.reduce(&loss, ReduceOp::Mean)?.f_double_value(&[])?);
+    }
+    Ok(losses)
+}
+
+fn losses_of(accelerator: &Accelerator, is_llama: bool) -> Result<Vec<f64>> {
+    match is_llama {
+        true => losses(accelerator, llama(accelerator.device())?),
+        false => losses(accelerator, gpt2(accelerator.device())?),
+    }
+}
+
+pub(crate) fn divided_rank(order: Order) -> Result<Vec<f64>> {
+    let builder = order.place.builder(40).mixed_precision(order.precision);
+    let axes = |cp_size, sp_size, strategy: &str| ParallelismConfig {
+        cp_size,
+        sp_size,
+        cp_comm_strategy: Some(strategy.to_owned()),
+        ..Default::default()
+    };
+    let builder = match order.division {
+        Division::Layers => {
+            builder.torch_tp_plugin(TorchTensorParallelPlugin { tensor_parallel_degree: Some(2), ..Default::default() })
+        }
+        Division::Heads => builder.parallelism_config(axes(None, Some(2), "allgather")),
+        Division::Keys => builder.parallelism_config(axes(Some(2), None, "allgather")),
+        Division::Ring => builder.parallelism_config(axes(Some(2), None, "alltoall")),
+    };
+    losses_of(&builder.build()?, order.is_llama)
+}
+
+/// Both ranks have the losses of one process with whole layers and sequences.
+pub(crate) fn by_two(context: &Context<'_>) -> Result<Found> {
+    let place = Place::of(context);
+    let mut runs = Vec::new();
+    for precision in [MixedPrecision::No, MixedPrecision::Bf16] {
+        for is_llama in [false, true] {
+            // Attention adds up in float32 whoever has the keys, so one way of dividing sequences is enough.
+            let divisions = if precision == MixedPrecision::No { &DIVISIONS[..] } else { &DIVISIONS[..2] };
+            for &division in divisions {
+                let order = Order { place, division, is_llama, precision };
+                runs.push((order, notebook_launcher(context.workers, divided_rank, order, &OPTIONS)?));
+            }
+        }
+    }
+    let mut figures = Vec::new();
+    for (order, ranks) in runs {
+        let accelerator = context.builder().mixed_precision(order.precision).build()?;
+        let wanted = losses_of(&accelerator, order.is_llama)?;
+        // A sum of two halves is rounded to 8 bits twice, and AdamW's first steps divide rounding by rounding.
+        let most = if order.precision == MixedPrecision::No { 1e-4 } else { 0.1 };
+        for found in &ranks {
+            let apart = context.all_close(&format!("{order:?}: loss of step"), found, &wanted, most)?;
+            figures.push(apart);
+        }
+        ensure!(wanted.last() < wanted.first(), "the loss did not fall: {wanted:?}");
+    }
+    Found::figure(format!(
+        "{} trainings of two ranks within {:.0e}",
+        figures.len() / 2,
+        figures.iter().copied().fold(0.0, f64::max)
+    ))
+}
+
+/// Greedy texts are those of the CPU: in float32 the largest logit is the same one.
+pub(crate) fn generated(context: &Context<'_>) -> Result<Found> {
+    let config = GenerationConfig { max_new_tokens: 12, ..Default::default() };
+    let texts = |device: Device| -> Result<Vec<Tensor>> {
+        let prompts = Tensor::f_from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6])?.f_view([2, 4])?.f_to_device(device)?;
+        let mask = Tensor::f_from_slice(&[1i64, 1, 1, 1, 0, 1, 1, 1])?.f_view([2, 4])?.f_to_device(device)?;
+        let (first, second) = (gpt2(device)?, llama(device)?);
+        first.params().eval();
+        second.params().eval();
+        Ok(vec![generate(&first, &prompts, None, &config)?, generate(&second, &prompts, Some(&mask), &config)?])
+    };
+    let (found, wanted) = (texts(context.device)?, texts(Device::Cpu)?);
+    for ((name, found), wanted) in ["gpt2", "llama"].iter().zip(&found).zip(&wanted) {
+        ensure!(found.device() == context.device, "{name}: the text is on {:?}", found.device());
+        context.same(&format!("the text of {name}"), &found.f_to_device(Device::Cpu)?, wanted)?;
+    }
+    let first = found.first().context("no text")?;
+    Found::figure(format!("2 models, texts {:?}", first.size()))
+}
