@@ -21,6 +21,7 @@ NUM_ANSWERS = 3
 # The sizes stand in `src/races.rs` as well: vocabulary, width, layers, heads, length, batch size.
 SIZES = {
     "small": {"full": (100, 64, 4, 4, 16, 1), "tiny": (100, 64, 4, 4, 16, 1)},
+    "small_graphs": {"full": (100, 64, 4, 4, 16, 1)},
     "bert_8": {"full": (30522, 768, 12, 12, 128, 8), "tiny": (101, 32, 2, 2, 16, 2)},
     "bert_64": {"full": (30522, 768, 12, 12, 128, 64), "tiny": (101, 32, 2, 2, 16, 4)},
     "gpt2": {"full": (50257, 768, 12, 12, 1024, 8), "tiny": (101, 32, 2, 2, 32, 2)},
@@ -97,7 +98,9 @@ class Transformer(nn.Module):
 def training(race, size, device):
     vocabulary, width, layers, heads, length, batch_size = SIZES[race][size]
     is_bert = race.startswith("bert")
-    accelerator = Accelerator(cpu=device == "cpu", mixed_precision="no" if race == "small" else "bf16")
+    precision = "no" if race.startswith("small") else "bf16"
+    backend = "cudagraphs" if race == "small_graphs" else "no"
+    accelerator = Accelerator(cpu=device == "cpu", mixed_precision=precision, dynamo_backend=backend)
     model = Transformer(vocabulary, width, layers, heads, length, is_bert).to(device)
     fill(model, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

@@ -1,4 +1,5 @@
 // Backward passes, gradient hooks and custom Functions whose closures live in Rust.
+#include <ATen/Context.h>
 #include <ATen/core/grad_mode.h>
 #include "closure.h"
 #include <mutex>
@@ -262,6 +263,13 @@ int32_t te_queue_callback(void *data, int32_t (*call)(void *data), DropFn drop) 
         throw CallbackFailed();
     });
   });
+}
+
+// Returns what was set before.
+bool te_warn_on_stream_mismatch(bool enabled) {
+  bool previous = at::globalContext().warnOnAccumulateGradStreamMismatch();
+  at::globalContext().setWarnOnAccumulateGradStreamMismatch(enabled);
+  return previous;
 }
 
 int32_t te_function_begin(const char *name, size_t name_length, void *const *inputs, size_t num_inputs, void **pending) {

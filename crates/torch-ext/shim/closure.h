@@ -1,12 +1,9 @@
 // A closure or object of Rust that C++ owns: an opaque pointer and the function that drops it.
 #pragma once
 #include "common.h"
-#include <memory>
 #include <utility>
 
 namespace te {
-
-using DropFn = void (*)(void *data);
 
 struct Owned {
   Owned() = default;

@@ -8,9 +8,11 @@
 #pragma once
 #include <ATen/core/Tensor.h>
 #include <c10/util/Exception.h>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -27,9 +29,32 @@ enum ErrorKind : int32_t {
   kNotCompiled = 5, // the feature is not part of this build
 };
 
-// Thrown by trampolines after a Rust callback reported failure.
+using DropFn = void (*)(void *data);
+
+// What a Rust callback failed with: an error or a panic. The thread that ran the callback throws it. Whoever made the outermost call
+// takes it, on a GPU from another thread.
+struct Failure {
+  Failure(void *data, DropFn drop) : data_(data), drop_(drop) {}
+  Failure(const Failure &) = delete;
+  Failure &operator=(const Failure &) = delete;
+  ~Failure() {
+    if (void *data = take())
+      drop_(data);
+  }
+
+  // Null for everybody but the first.
+  void *take() noexcept { return data_.exchange(nullptr); }
+
+private:
+  std::atomic<void *> data_;
+  DropFn drop_;
+};
+
+// Thrown by trampolines after a Rust callback reported failure, with what this thread's last callback left behind.
 struct CallbackFailed : std::exception {
+  CallbackFailed();
   const char *what() const noexcept override { return "a Rust callback failed"; }
+  std::shared_ptr<Failure> failure;
 };
 
 // Thrown where a store's Rust backend reported a failure of this kind.

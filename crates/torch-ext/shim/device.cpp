@@ -51,6 +51,10 @@ int32_t te_pinned_bytes(int64_t num_bytes, void **bytes) {
   });
 }
 
+int32_t te_pin_memory(void *source, void **result) {
+  return guard([&] { *result = hand_over(tensor(source).pin_memory()); });
+}
+
 int32_t te_copy_to_host(void *const *places, void *const *sources, size_t count) {
   return guard([&] {
     at::NoGradGuard no_grad;

@@ -6,8 +6,12 @@ namespace {
 struct LastError {
   int32_t kind = kTorch;
   std::string message;
+  std::shared_ptr<Failure> failure;
 };
 thread_local LastError last_error;
+
+// Of the last callback that failed on this thread. Stays here too once it is thrown: who catches the exception need not be us.
+thread_local std::shared_ptr<Failure> left_behind;
 
 bool contains(const std::string &text, const char *needle) { return text.find(needle) != std::string::npos; }
 
@@ -24,9 +28,12 @@ int32_t classify(const std::string &text) {
 }
 } // namespace
 
+CallbackFailed::CallbackFailed() : failure(left_behind) {}
+
 void set_error(int32_t kind, const char *message) noexcept {
   try {
     last_error.kind = kind;
+    last_error.failure = nullptr;
     last_error.message = message;
   } catch (...) {
     // Out of memory while reporting an error: the kind alone has to do.
@@ -38,6 +45,7 @@ void set_error_from_current_exception() noexcept {
     throw;
   } catch (const CallbackFailed &e) {
     set_error(kCallback, e.what());
+    last_error.failure = e.failure;
   } catch (const StoreFailed &e) {
     set_error(e.kind, e.what());
   } catch (const c10::DistBackendError &e) {
@@ -70,5 +78,20 @@ int32_t te_last_error(const char **message, size_t *length) {
   return te::last_error.kind;
 }
 
-void te_set_callback_error() { te::set_error(te::kCallback, "a Rust callback failed"); }
+// Takes `data` in every case. What the callback before left behind goes.
+void te_keep_callback_failure(void *data, te::DropFn drop) {
+  try {
+    te::left_behind = std::make_shared<te::Failure>(data, drop);
+  } catch (...) {
+    // Out of memory: that a callback failed is said all the same.
+    te::left_behind = nullptr;
+    drop(data);
+  }
+}
+
+// What the callback failed with that ended this thread's last failing call, or null if that is unknown or taken already.
+void *te_take_failure_of_last_error() { return te::last_error.failure ? te::last_error.failure->take() : nullptr; }
+
+// What the last callback of this thread failed with, or null if it is taken already.
+void *te_take_callback_failure() { return te::left_behind ? te::left_behind->take() : nullptr; }
 }

@@ -69,6 +69,8 @@ int32_t te_pg_gloo(void *store_handle, int32_t rank, int32_t size, int64_t timeo
     auto backend = c10::make_intrusive<SharedNumberGloo>(store(store_handle), rank, size, options);
     auto group = c10::make_intrusive<c10d::ProcessGroup>(store(store_handle), rank, size);
     group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::GLOO, backend);
+    // Tensors of a GPU go by way of the host.
+    group->setBackend(c10::DeviceType::CUDA, c10d::ProcessGroup::BackendType::GLOO, backend);
     group->setDefaultBackend(c10d::ProcessGroup::BackendType::GLOO);
     *out = new GroupPtr(std::move(group));
   });

@@ -75,7 +75,22 @@ struct RustSavedTensor : torch::autograd::SavedVariableHooks {
   }
 };
 
+// Makes the hooks, and has libtorch's own engine do all work: threads for devices belong to the first engine of a process, which may have
+// done a backward pass before this one came.
 struct HookedEngine : torch::autograd::Engine {
+  torch::autograd::variable_list execute(const torch::autograd::edge_list &roots,
+                                         const torch::autograd::variable_list &inputs, bool keep_graph,
+                                         bool create_graph, bool accumulate_grad,
+                                         const torch::autograd::edge_list &outputs) override {
+    return get_base_engine().execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
+  }
+
+  c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
+      const std::shared_ptr<torch::autograd::GraphTask> &graph_task, std::shared_ptr<torch::autograd::Node> graph_root,
+      torch::autograd::InputBuffer &&input_buffer) override {
+    return get_base_engine().execute_with_graph_task(graph_task, std::move(graph_root), std::move(input_buffer));
+  }
+
   std::unique_ptr<torch::autograd::SavedVariableHooks> get_default_saved_variable_hooks() override {
     if (height.pushed <= height.busy)
       return nullptr;
@@ -84,7 +99,7 @@ struct HookedEngine : torch::autograd::Engine {
 };
 
 torch::autograd::Engine &hooked_engine() {
-  // Never destroyed: its worker threads outlive every static.
+  // Never destroyed: threads may ask it for hooks later than statics go.
   static auto *engine = new HookedEngine();
   return *engine;
 }

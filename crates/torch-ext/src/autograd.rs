@@ -31,6 +31,26 @@ unsafe extern "C" {
     fn te_is_leaf(tensor: Handle) -> bool;
     fn te_set_requires_grad(tensor: Handle, requires_grad: bool) -> i32;
     fn te_version(tensor: Handle, version: *mut i64) -> i32;
+    fn te_warn_on_stream_mismatch(enabled: bool) -> bool;
+}
+
+/// Runs `body`, in which gradients may go from one stream of a device to leaves that were first used on another one without libtorch's
+/// warning of it (`torch.autograd.graph.set_warn_on_accumulate_grad_stream_mismatch`). It is off in the whole process meanwhile.
+///
+/// ```
+/// assert_eq!(torch_ext::autograd::without_stream_mismatch_warning(|| 3), 3);
+/// ```
+pub fn without_stream_mismatch_warning<R>(body: impl FnOnce() -> R) -> R {
+    struct PutBack(bool);
+    impl Drop for PutBack {
+        fn drop(&mut self) {
+            // SAFETY: sets a flag of libtorch's.
+            let _ = unsafe { te_warn_on_stream_mismatch(self.0) };
+        }
+    }
+    // SAFETY: sets a flag of libtorch's.
+    let _put_back = PutBack(unsafe { te_warn_on_stream_mismatch(false) });
+    body()
 }
 
 /// Does this thread record operations for a backward pass? False inside `tch::no_grad`.

@@ -1,9 +1,9 @@
 //! The border to the C++ shim: status codes become [`Error`], panics stop here.
 
 use crate::error::{Error, ErrorKind, Result};
+use crate::hooks::drop_without_unwinding;
 use smallvec::SmallVec;
 use std::any::Any;
-use std::cell::RefCell;
 use std::ffi::{c_char, c_void};
 use tch::Tensor;
 
@@ -11,23 +11,21 @@ pub(crate) type Handle = *mut c_void;
 
 unsafe extern "C" {
     fn te_last_error(message: *mut *const c_char, length: *mut usize) -> i32;
+    fn te_keep_callback_failure(data: *mut c_void, drop: unsafe extern "C" fn(*mut c_void));
+    fn te_take_failure_of_last_error() -> *mut c_void;
+    fn te_take_callback_failure() -> *mut c_void;
 }
 
-/// Why a Rust callback failed, kept on the thread that ran it until the calling side can pick it up.
+/// Why a Rust callback failed. The exception that ends the call around it carries it to whoever made that call.
 pub(crate) enum CallbackFailure {
     Error(Box<dyn std::error::Error + Send + Sync>),
     Panic(Box<dyn Any + Send>),
 }
 
-thread_local! {
-    static CALLBACK_FAILURE: RefCell<Option<CallbackFailure>> = const { RefCell::new(None) };
-}
-
 /// Runs a closure that libtorch called; returns 0, or -1 after keeping the error or panic.
 ///
-/// A panic must not unwind into C++. It is kept here and raised again by [`check`] on the thread that
-/// made the outermost call. libtorch runs CPU graph nodes on the thread that called `backward`, so both
-/// sides are the same thread there; failures on device threads surface as errors without the payload.
+/// A panic must not unwind into C++. It is kept and raised again by [`check`] on the thread that made the outermost call: for graph
+/// nodes of a GPU, which libtorch runs on a thread of its own, that is another one.
 pub(crate) fn run_callback(
     body: impl FnOnce() -> std::result::Result<(), Box<dyn std::error::Error + Send + Sync>>,
 ) -> i32 {
@@ -36,8 +34,21 @@ pub(crate) fn run_callback(
         Ok(Err(error)) => CallbackFailure::Error(error),
         Err(payload) => CallbackFailure::Panic(payload),
     };
-    CALLBACK_FAILURE.with(|slot| *slot.borrow_mut() = Some(failure));
+    // SAFETY: the pointer is fresh; C++ gives it back once or drops it once.
+    unsafe { te_keep_callback_failure(Box::into_raw(Box::new(failure)).cast(), drop_failure) };
     -1
+}
+
+unsafe extern "C" fn drop_failure(data: *mut c_void) {
+    // SAFETY: made by `run_callback`, dropped once.
+    drop_without_unwinding(|| drop(unsafe { adopt_failure(data) }));
+}
+
+/// # Safety
+/// `data` must be null or come from `run_callback`, and be passed here once.
+unsafe fn adopt_failure(data: *mut c_void) -> Option<CallbackFailure> {
+    // SAFETY: the caller upholds that it is a box of ours that nobody else has.
+    (!data.is_null()).then(|| *unsafe { Box::from_raw(data.cast::<CallbackFailure>()) })
 }
 
 /// Turns a status of the shim into a result. Re-raises a panic that a callback left behind.
@@ -55,9 +66,9 @@ fn last_error(operation: &'static str) -> Error {
         let bytes = if message.is_null() { &[][..] } else { std::slice::from_raw_parts(message.cast::<u8>(), length) };
         (ErrorKind::from_border(kind), String::from_utf8_lossy(bytes).into_owned())
     };
-    // A failure left over from a call that was made around this crate must not be blamed on this one.
     if kind == ErrorKind::Callback {
-        match take_callback_failure() {
+        // SAFETY: C++ gives each failure away once.
+        match unsafe { adopt_failure(te_take_failure_of_last_error()) } {
             Some(CallbackFailure::Panic(payload)) => std::panic::resume_unwind(payload),
             Some(CallbackFailure::Error(source)) => return Error::callback(operation, source),
             None => {}
@@ -68,7 +79,8 @@ fn last_error(operation: &'static str) -> Error {
 
 /// What the last failed callback of this thread left behind, if nobody picked it up yet.
 pub(crate) fn take_callback_failure() -> Option<CallbackFailure> {
-    CALLBACK_FAILURE.with(|slot| slot.borrow_mut().take())
+    // SAFETY: C++ gives each failure away once.
+    unsafe { adopt_failure(te_take_callback_failure()) }
 }
 
 /// The borrowed `at::Tensor*` of a tensor.

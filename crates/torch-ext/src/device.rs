@@ -1,6 +1,6 @@
 //! What libtorch says of its devices: how exactly they multiply float32, and how much of their memory it has taken.
 
-use crate::border::{Handle, adopt, check, handles};
+use crate::border::{Handle, adopt, check, handle, handles};
 use crate::error::{Error, Result};
 use std::ffi::c_char;
 use tch::{Device, Tensor};
@@ -11,6 +11,7 @@ unsafe extern "C" {
     fn te_device_memory(index: i32, figures: *mut DeviceMemory) -> i32;
     fn te_reset_peak_device_memory(index: i32) -> i32;
     fn te_pinned_bytes(num_bytes: i64, bytes: *mut Handle) -> i32;
+    fn te_pin_memory(source: Handle, result: *mut Handle) -> i32;
     fn te_copy_to_host(places: *const Handle, sources: *const Handle, count: usize) -> i32;
 }
 
@@ -135,6 +136,25 @@ pub fn pinned_bytes(num_bytes: usize) -> Result<Tensor> {
     let mut raw = std::ptr::null_mut();
     // SAFETY: `raw` receives an owned tensor.
     check("pinned_bytes", unsafe { te_pinned_bytes(num_bytes as i64, &raw mut raw) })?;
+    // SAFETY: the shim has just made it and handed it over.
+    Ok(unsafe { adopt(raw) })
+}
+
+/// The tensor itself if it is in pinned memory, else a copy of it there (`Tensor.pin_memory`). It is on the CPU.
+///
+/// tch asks for it with a device, which libtorch warns of.
+///
+/// # Errors
+/// A tensor of a device; a machine without CUDA.
+///
+/// ```
+/// let is_there = tch::Cuda::is_available();
+/// assert_eq!(torch_ext::device::pin_memory(&tch::Tensor::from(1f32)).is_ok(), is_there);
+/// ```
+pub fn pin_memory(tensor: &Tensor) -> Result<Tensor> {
+    let mut raw = std::ptr::null_mut();
+    // SAFETY: the handle is borrowed for the call; `raw` receives an owned tensor.
+    check("pin_memory", unsafe { te_pin_memory(handle(tensor), &raw mut raw) })?;
     // SAFETY: the shim has just made it and handed it over.
     Ok(unsafe { adopt(raw) })
 }

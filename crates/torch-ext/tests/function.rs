@@ -5,8 +5,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use tch::{Device, Kind, Tensor};
 use torch_ext::apply_function;
-use torch_ext::autograd::{self, BackwardOptions, GradOptions, gradient_of};
-use torch_ext::function::two_uses;
+use torch_ext::autograd::{self, BackwardOptions, CallbackResult, GradOptions, gradient_of};
+use torch_ext::function::{BackwardContext, two_uses};
 use torch_ext::hooks::register_hook;
 use torch_ext::storage::WeakStorage;
 
@@ -213,6 +213,39 @@ fn errors_and_panics_of_both_closures_arrive() {
     });
     assert_eq!(text, "early");
     assert!((&x * 2.0).requires_grad(), "recording must be on again after the panic");
+}
+
+/// A function whose backward pass runs that of another one like it, so many times; `end` is what the innermost does.
+fn nested(depth: usize, end: fn() -> CallbackResult<()>) -> Tensor {
+    let x = leaf(&[1.0]);
+    let backward = move |_: &BackwardContext<'_>, gradients| {
+        match depth {
+            0 => end()?,
+            _ => tch::with_grad(|| run_backward(&nested(depth - 1, end)))?,
+        }
+        Ok(gradients)
+    };
+    apply_function("Nested", &[&x], |_| Ok(vec![&x * 1.0]), backward).unwrap().remove(0)
+}
+
+/// libtorch goes on with another thread beyond 60 passes within each other, as it does for every pass of a GPU.
+#[test]
+fn errors_and_panics_arrive_from_other_threads() {
+    fn sources(error: &dyn std::error::Error) -> Vec<String> {
+        std::iter::successors(Some(error), |error| error.source()).map(ToString::to_string).collect()
+    }
+    thread_local!(static IS_CALLER: std::cell::Cell<bool> = const { std::cell::Cell::new(false) });
+    IS_CALLER.set(true);
+    let fails = || Err(format!("far away: {}", IS_CALLER.get()).into());
+    for (depth, is_caller) in [(3, true), (100, false)] {
+        let error = run_backward(&nested(depth, fails)).unwrap_err();
+        assert_eq!(sources(&error).last().unwrap(), &format!("far away: {is_caller}"));
+        assert!(error.is_callback());
+    }
+    assert_eq!(panic_text(|| run_backward(&nested(100, || panic!("far away"))).unwrap()), "far away");
+    // Nothing of it is left for the next one.
+    let error = run_backward(&nested(0, || Err("here".into()))).unwrap_err();
+    assert!(error.message().contains("here"), "{error}");
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! Forward and backward passes as CUDA graphs. No setting leads to them: this is what uses them.
+//! Forward and backward passes as CUDA graphs.
 
 use std::time::Instant;
 
-use accelerate::nn::{Dropout, GraphedModule, Module, ParamStore};
+use accelerate::nn::{Dropout, GraphedModule, Linear, Module, ModuleFn, ParamStore};
 use accelerate::optim::AdamW;
-use accelerate::tch::Tensor;
-use accelerate::{Accelerator, MixedPrecision, set_seed};
+use accelerate::tch::{Kind, Tensor};
+use accelerate::{Accelerator, DynamoBackend, GradScalerKwargs, MixedPrecision, set_seed};
 use anyhow::{Context as _, Result, ensure};
 use torch_ext::stream::synchronize;
 
@@ -75,11 +75,15 @@ pub(crate) fn replayed(context: &Context<'_>) -> Result<Found> {
         return Found::not_here("it needs a GPU");
     }
     let mut figures = Vec::new();
-    for (precision, tolerance) in [(MixedPrecision::No, 1e-4), (MixedPrecision::Bf16, 2e-2)] {
-        let new = || context.builder().mixed_precision(precision).build();
-        let accelerator = new()?;
+    for (precision, tolerance) in
+        [(MixedPrecision::No, 1e-4), (MixedPrecision::Bf16, 2e-2), (MixedPrecision::Fp16, 5e-3)]
+    {
+        let scaler = GradScalerKwargs { init_scale: Some(1024.0), ..Default::default() };
+        let builder = context.builder().mixed_precision(precision);
+        let builder = if precision == MixedPrecision::Fp16 { builder.kwargs_handler(scaler) } else { builder };
+        let accelerator = builder.clone().build()?;
         let (wanted, eager_micros, _) = trained(&accelerator, WithLoss::new(&accelerator)?)?;
-        let accelerator = new()?;
+        let accelerator = builder.dynamo_backend(DynamoBackend::Cudagraphs).build()?;
         let graphed = GraphedModule::new(WithLoss::new(&accelerator)?)?;
         let (found, micros, graphed) = trained(&accelerator, graphed)?;
         let far = context.all_close(&format!("{precision}: loss of step"), &found, &wanted, tolerance)?;
@@ -88,9 +92,31 @@ pub(crate) fn replayed(context: &Context<'_>) -> Result<Found> {
         figures.push(format!("{precision} within {far:.1e}, {micros:.0} us a step ({eager_micros:.0} without graphs)"));
         if precision == MixedPrecision::No {
             overwritten(&graphed, accelerator.device())?;
+            let plain = accelerator.prepare(WithLoss::new(&accelerator)?).err();
+            let text = plain.context("a model without graphs was prepared where graphs are asked for")?.to_string();
+            ensure!(text.contains("GraphedModule"), "another error: {text}");
         }
     }
+    fails_by_name(context)?;
     Found::figure(figures.join("; "))
+}
+
+/// A forward pass that looks at a value cannot be recorded, and says so; the next one is the model's own.
+fn fails_by_name(context: &Context<'_>) -> Result<()> {
+    let store = ParamStore::new(context.device);
+    let layer = Linear::new(store.root() / "layer", 4, 4, Default::default())?;
+    let model = ModuleFn::new(&store, move |x: &Tensor| {
+        let largest = x.f_max()?.f_double_value(&[])?;
+        Ok(layer.forward(x)?.f_mul_scalar(largest)?)
+    });
+    let graphed = GraphedModule::new(model)?;
+    let input = Tensor::f_ones([2, 4], (Kind::Float, context.device))?;
+    let text = graphed.forward(&input).err().context("a pass that waits for the device was recorded")?.to_string();
+    ensure!(text.contains("cannot be recorded"), "another error: {text}");
+    let output = graphed.forward(&input)?;
+    torch_ext::autograd::backward(&[&output.f_sum(Kind::Float)?], None, Default::default())?;
+    ensure!(graphed.is_off() && graphed.num_replays() == 0, "graphs are not off");
+    Ok(())
 }
 
 /// What would be computed from memory that is somebody else's is an error.

@@ -121,6 +121,8 @@ pub(crate) const ALL: &[Check] = &[
     Check::new("python_bf16", "losses beside Python Accelerate, bfloat16", parity::bfloat16).within(120),
     Check::new("python_fp16", "losses beside Python Accelerate, float16 with its scaler", parity::float16).within(120),
     Check::new("race_small", "the step of a small model, batch 1, beside Python Accelerate", races::small).within(60),
+    Check::new("race_graphs", "the step of a small model, batch 1, by CUDA graphs on both sides", races::small_graphs)
+        .within(90),
     Check::new("race_bert_8", "the step of BERT-base, 8 x 128 tokens, bfloat16", races::bert_8).within(60),
     Check::new("race_bert_64", "the step of BERT-base, 64 x 128 tokens, bfloat16", races::bert_64).within(60),
     Check::new("race_gpt2", "the step of GPT-2 124 M, 8 x 1024 tokens, bfloat16", races::gpt2).within(90),

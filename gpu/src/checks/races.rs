@@ -1,10 +1,10 @@
 //! How long steps take, beside Python Accelerate in the same run. Both sides have fused AdamW, no dropout, and losses that nobody reads.
 
 use accelerate::data::{DataLoader, TensorDataset};
-use accelerate::nn::{Module as _, ParamStore};
+use accelerate::nn::{GraphedModule, Module, ParamStore};
 use accelerate::optim::AdamW;
 use accelerate::tch::{Device, Kind, Tensor};
-use accelerate::{DataLoaderConfiguration, MixedPrecision};
+use accelerate::{Accelerator, DataLoaderConfiguration, DynamoBackend, MixedPrecision};
 use anyhow::Result;
 use torch_ext::autograd::set_gradient;
 
@@ -25,6 +25,19 @@ const TINY: Size = Size { vocabulary: 101, width: 32, layers: 2, heads: 2, lengt
 pub(crate) fn small(context: &Context<'_>) -> Result<Found> {
     let race = Race { name: "small", unit: "step", tolerance: EXACT, gib: 2 };
     run(context, race, || training(context, SMALL, false, MixedPrecision::No))
+}
+
+/// The same with CUDA graphs on both sides: passes here, what `torch.compile` makes of them there.
+pub(crate) fn small_graphs(context: &Context<'_>) -> Result<Found> {
+    let race = Race { name: "small_graphs", unit: "step", tolerance: EXACT, gib: 2 };
+    if !context.is_cuda() {
+        return Found::not_here("it needs a GPU");
+    }
+    run(context, race, || {
+        let accelerator = context.builder().dynamo_backend(DynamoBackend::Cudagraphs).build()?;
+        let model = GraphedModule::new(Transformer::new(SMALL, false, context.device)?)?;
+        steps(accelerator, model, SMALL, false)
+    })
 }
 
 pub(crate) fn bert_8(context: &Context<'_>) -> Result<Found> {
@@ -48,13 +61,21 @@ pub(crate) fn gpt2(context: &Context<'_>) -> Result<Found> {
 fn training(context: &Context<'_>, size: Size, is_bert: bool, precision: MixedPrecision) -> Result<Step<'static>> {
     let accelerator = context.builder().mixed_precision(precision).build()?;
     let model = Transformer::new(size, is_bert, context.device)?;
+    steps(accelerator, model, size, is_bert)
+}
+
+fn steps<M>(accelerator: Accelerator, model: M, size: Size, is_bert: bool) -> Result<Step<'static>>
+where
+    M: Module<Input = Tensor, Output = Tensor> + 'static,
+{
+    let device = accelerator.device();
     let optimizer = AdamW::builder(model.params()).lr(1e-4).build()?;
     let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
     let Size { vocabulary, length, batch_size, .. } = size;
-    let numbers = Tensor::f_arange(batch_size * length, (Kind::Int64, context.device))?;
+    let numbers = Tensor::f_arange(batch_size * length, (Kind::Int64, device))?;
     let tokens = numbers.f_mul_scalar(7919)?.f_remainder(vocabulary)?.f_view([batch_size, length])?;
     let labels = if is_bert {
-        Tensor::f_arange(batch_size, (Kind::Int64, context.device))?.f_remainder(2)?
+        Tensor::f_arange(batch_size, (Kind::Int64, device))?.f_remainder(2)?
     } else {
         tokens.f_mul_scalar(5)?.f_add_scalar(3)?.f_remainder(vocabulary)?.f_view([-1])?
     };

@@ -17,7 +17,8 @@ use accelerate_core::names::RngType;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
-use tch::Device;
+use tch::{Device, Tensor};
+use torch_ext::device::pin_memory;
 
 /// A prepared loader (`DataLoaderShard` of the reference, `data_loader.py`): every process gets its own
 /// batches, already on its device, and the accelerator knows where the loop stands.
@@ -275,8 +276,12 @@ impl<B: Send + 'static, K> DataLoaderShard<B, K> {
     where
         B: TensorTree,
     {
-        let device = self.device.filter(|device| device.is_cuda() && self.non_blocking)?;
-        Some(Arc::new(move |batch: B| batch.try_map_tensors(&mut |tensor| Ok(tensor.f_pin_memory(device)?))))
+        self.device.filter(|device| device.is_cuda() && self.non_blocking)?;
+        let pinned = |tensor: &Tensor| match tensor.device() {
+            Device::Cpu => Ok(pin_memory(tensor)?),
+            _ => Ok(tensor.shallow_clone()),
+        };
+        Some(Arc::new(move |batch: B| batch.try_map_tensors(&mut |tensor| pinned(tensor))))
     }
 }
 

@@ -51,8 +51,8 @@ pub trait Module {
     fn params(&self) -> &ParamStore;
 
     /// The compiler that the model has been through. None, unless it is, or consists of, a
-    /// [`ScriptModule`](super::ScriptModule), an [`ExportedModule`](super::ExportedModule) or an
-    /// [`AotInductorModule`](super::AotInductorModule):
+    /// [`ScriptModule`](super::ScriptModule), an [`ExportedModule`](super::ExportedModule), an
+    /// [`AotInductorModule`](super::AotInductorModule) or a [`GraphedModule`](super::GraphedModule):
     /// [`Accelerator::prepare`](crate::Accelerator::prepare) compares it with what was asked for.
     fn compilation(&self) -> Compilation {
         Compilation::None

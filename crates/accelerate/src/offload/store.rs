@@ -13,6 +13,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use tch::{Device, Kind, Tensor};
+use torch_ext::device::pin_memory;
 use torch_ext::file::{aligned_bytes, read_at, write_at};
 use torch_ext::file_queue::FileQueue;
 use torch_ext::storage::{LARGE_PAGE_BYTES, prefer_large_pages};
@@ -154,7 +155,7 @@ pub(super) struct HostMemory {
 impl HostMemory {
     pub(super) fn new(num_bytes: u64, device: Device) -> Result<Self> {
         let bytes = Tensor::f_empty([num_bytes as i64], (Kind::Uint8, Device::Cpu))?;
-        let bytes = if device.is_cuda() { bytes.f_pin_memory(device)? } else { bytes };
+        let bytes = if device.is_cuda() { pin_memory(&bytes)? } else { bytes };
         Ok(Self { bytes: Mutex::new(bytes), device })
     }
 

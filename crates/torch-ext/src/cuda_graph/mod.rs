@@ -46,8 +46,6 @@ impl GraphPool {
 /// given from outside has to live as long as the graph, which does not keep it. Random numbers go on: a replay takes as many of the
 /// generator as the closure did.
 ///
-/// Nothing of this has been seen on a GPU yet.
-///
 /// ```
 /// use tch::Device;
 /// use torch_ext::{CudaGraph, GraphPool, stream::Stream};

@@ -12,6 +12,8 @@ pub struct KeyAverage {
     pub name: String,
     /// The input shapes that these events share; empty unless grouped by them.
     pub input_shapes: Vec<Vec<i64>>,
+    /// Is it what was seen on a device: a kernel, a copy, or how long the work of a range lasted there?
+    pub is_on_device: bool,
     /// Number of events.
     pub count: usize,
     /// CPU time without that of events inside of these.
@@ -136,9 +138,10 @@ impl KeyAverages {
         &self.rows
     }
 
-    /// The sums of one name; the first ones if they are grouped by shapes.
+    /// The sums of one name: those of the CPU, if a range of that name is on a device as well; the first ones if they are grouped by shapes.
     pub fn get(&self, name: &str) -> Option<&KeyAverage> {
-        self.rows.iter().find(|row| row.name == name)
+        let mut rows = self.rows.iter().filter(|row| row.name == name);
+        rows.clone().find(|row| !row.is_on_device).or_else(|| rows.next())
     }
 
     /// A table for people: the `row_limit` largest rows by `sort_by`. Percentages are of the whole table's self CPU time.
@@ -288,16 +291,17 @@ fn each_around(innermost: usize, nodes: &mut [Node<'_>], mut change: impl FnMut(
 #[derive(Default)]
 struct Rows {
     rows: Vec<KeyAverage>,
-    positions: HashMap<(String, Vec<Vec<i64>>), usize>,
+    positions: HashMap<(String, Vec<Vec<i64>>, bool), usize>,
     group_by_input_shape: bool,
 }
 
 impl Rows {
     fn add(&mut self, event: &Event, sums: &KeyAverage) {
         let shapes = if self.group_by_input_shape { event.input_shapes.clone() } else { Vec::new() };
-        let position = *self.positions.entry((event.name.clone(), shapes)).or_insert_with_key(|(name, shapes)| {
-            let (name, input_shapes) = (name.clone(), shapes.clone());
-            self.rows.push(KeyAverage { name, input_shapes, ..KeyAverage::default() });
+        let key = (event.name.clone(), shapes, event.is_on_device);
+        let position = *self.positions.entry(key).or_insert_with_key(|(name, shapes, is_on_device)| {
+            let (name, input_shapes, is_on_device) = (name.clone(), shapes.clone(), *is_on_device);
+            self.rows.push(KeyAverage { name, input_shapes, is_on_device, ..KeyAverage::default() });
             self.rows.len() - 1
         });
         let row = &mut self.rows[position];
@@ -448,6 +452,17 @@ mod tests {
         check(&[op("a", 1, 0, 100), op("b", 1, 90, 140)], &[("a", 1, 100, 100, 0, 0), ("b", 1, 50, 50, 0, 0)]);
         // The longer of two that begin together is around the other.
         check(&[op("b", 1, 0, 50), op("a", 1, 0, 100)], &[("a", 1, 50, 100, 0, 0), ("b", 1, 50, 50, 0, 0)]);
+    }
+
+    /// A GPU's recording has a named range twice: as the CPU ran it, and as long as its kernels ran.
+    #[test]
+    fn a_range_on_the_device_is_a_row_of_its_own() {
+        let on_device = Event { is_on_device: true, device_index: 0, ..op("forward", 7, 40, 90) };
+        let averages =
+            KeyAverages::of(&[on_device, op("forward", 1, 0, 10), op("forward", 1, 20, 30)], Default::default());
+        let counts: Vec<_> = averages.rows().iter().map(|row| (row.is_on_device, row.count, row.cpu_ns)).collect();
+        assert_eq!(counts, [(true, 1, 0), (false, 2, 20)]);
+        assert_eq!(averages.get("forward").map(|row| row.count), Some(2));
     }
 
     #[test]

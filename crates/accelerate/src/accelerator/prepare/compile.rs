@@ -25,8 +25,8 @@ pub(super) fn check(wanted: Compilation, found: Compilation) -> Result<()> {
             "make a package with `accelerate export-model` and load it as an nn::ExportedModule, or one for inference with \
              torch._inductor.aoti_compile_and_package as an nn::AotInductorModule",
         ),
-        // The builder refuses to ask for graphs.
-        Compilation::None | Compilation::CudaGraphs => return Ok(()),
+        Compilation::CudaGraphs => (DynamoBackend::Cudagraphs, "give prepare an nn::GraphedModule of it"),
+        Compilation::None => return Ok(()),
     };
     if wanted == found {
         return Ok(());
@@ -34,7 +34,35 @@ pub(super) fn check(wanted: Compilation, found: Compilation) -> Result<()> {
     let found = match found {
         Compilation::TorchScript => "TorchScript",
         Compilation::AotInductor => "a package of AOTInductor",
-        Compilation::None | Compilation::CudaGraphs => "not compiled",
+        Compilation::CudaGraphs => "an nn::GraphedModule",
+        Compilation::None => "not compiled",
     };
     Err(StateError::NotCompiled { backend, found, cure }.into())
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_what_the_backend_makes_or_the_error_says_how_to_get_there() {
+        use Compilation::{AotInductor, CudaGraphs, None, TorchScript};
+        for wanted in [TorchScript, AotInductor, CudaGraphs] {
+            for found in [None, TorchScript, AotInductor, CudaGraphs] {
+                let outcome = check(wanted, found);
+                assert_eq!(outcome.is_ok(), wanted == found, "{wanted:?} {found:?}");
+                let Err(error) = outcome else { continue };
+                let module = match wanted {
+                    TorchScript => "ScriptModule",
+                    AotInductor => "ExportedModule",
+                    CudaGraphs | None => "GraphedModule",
+                };
+                assert!(error.is_config() && error.to_string().contains(module), "{error}");
+            }
+        }
+        for found in [None, TorchScript, AotInductor, CudaGraphs] {
+            check(None, found).unwrap();
+        }
+    }
 }

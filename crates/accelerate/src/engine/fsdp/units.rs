@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Device, Kind, Tensor};
 use torch_ext::autograd::version;
+use torch_ext::device::pin_memory;
 use torch_ext::storage::storage_id;
 
 /// All units of a model. Their memory is theirs; who fills it is not.
@@ -119,7 +120,7 @@ impl UnitState {
                 let own = Tensor::f_empty([size], (kind, common.shard_device))?;
                 // Copies from and to a GPU then need no detour.
                 let is_pinned = common.shard_device == Device::Cpu && common.device.is_cuda();
-                if is_pinned { own.f_pin_memory(common.device)? } else { own }
+                if is_pinned { pin_memory(&own)? } else { own }
             }
         };
         let num_own = unit.shard_of(common.rank).len() as i64;

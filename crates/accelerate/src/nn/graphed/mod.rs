@@ -13,6 +13,7 @@ pub use recorder::{CudaGraphs, Recorder};
 use super::compiled::{FromTensors, tensors_of};
 use super::{Module, Param, ParamStore};
 use crate::error::{NnError, Result};
+use accelerate_core::config::Compilation;
 use compare::{Comparison, Stored};
 use passes::{Key, Pass, pass};
 use recorded::Recorded;
@@ -26,8 +27,8 @@ use torch_ext::autograd::is_grad_enabled;
 
 const MODULE: &str = "GraphedModule";
 
-/// A model whose forward and backward passes in training mode are CUDA graphs. **It has not been seen on a GPU yet**, so no setting leads
-/// here: the bundle of checks is what uses it.
+/// A model whose forward and backward passes in training mode are CUDA graphs: what `prepare` takes where
+/// [`TorchDynamoPlugin`](crate::TorchDynamoPlugin) has the backend `cudagraphs`.
 ///
 /// The first pass is made three times on a stream apart, then recorded, one graph for each direction, with inputs at fixed places and
 /// memory of its own. The first three replays are compared with passes of the model itself, with the same random numbers and other
@@ -214,6 +215,10 @@ where
 
     fn params(&self) -> &ParamStore {
         self.model.params()
+    }
+
+    fn compilation(&self) -> Compilation {
+        Compilation::CudaGraphs
     }
 }
 

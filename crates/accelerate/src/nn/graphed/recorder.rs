@@ -2,6 +2,7 @@
 
 use crate::error::{NnError, Result};
 use tch::Device;
+use torch_ext::autograd::without_stream_mismatch_warning;
 use torch_ext::stream::{Stream, synchronize};
 use torch_ext::{CudaGraph, Generator, GraphPool};
 
@@ -70,12 +71,13 @@ impl Recorder for CudaGraphs {
         let device = self.stream.device();
         let side = Stream::from_pool(device)?;
         synchronize(device)?;
-        side.run(work)??;
+        without_stream_mismatch_warning(|| side.run(work))??;
         Ok(synchronize(device)?)
     }
 
     fn record(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<CudaGraph> {
-        Ok(CudaGraph::capture(self.pool, &self.stream, &[&self.generator], || Ok(work()?))?.0)
+        let capture = || CudaGraph::capture(self.pool, &self.stream, &[&self.generator], || Ok(work()?));
+        Ok(without_stream_mismatch_warning(capture)?.0)
     }
 
     fn replay(&self, recording: &CudaGraph, _work: &mut dyn FnMut() -> Result<()>) -> Result<()> {

@@ -124,6 +124,14 @@ fn assert_same(found: &(Vec<f64>, Vec<Tensor>), wanted: &(Vec<f64>, Vec<Tensor>)
 }
 
 #[test]
+fn it_says_that_its_passes_are_graphs() {
+    let graphed = GraphedModule::with_recorder(model().unwrap(), StandIn::new(Fault::None));
+    assert_eq!(graphed.compilation(), Compilation::CudaGraphs);
+    // As every compiled model, it may be prepared where nobody asks for a compiler.
+    Accelerator::builder().cpu(true).build().unwrap().prepare(graphed).unwrap();
+}
+
+#[test]
 fn training_is_what_it_is_without_graphs() {
     let autocast = Autocast { device: Device::Cpu, kind: Kind::BFloat16, enabled: true, cache_enabled: true };
     for is_low in [false, true] {
