@@ -53,6 +53,7 @@ fn main() {
         "aot_inductor",
         "stream",
         "quantization",
+        "attention",
     ];
     for name in sources {
         build.file(format!("shim/{name}.cpp"));
@@ -84,7 +85,9 @@ fn add_cuda(build: &mut cc::Build, lib: &Path) {
     println!("cargo::rerun-if-env-changed=ACCELERATE_CUDA_INCLUDE");
     let folders = env::var_os("ACCELERATE_CUDA_INCLUDE").unwrap_or_default();
     build.includes(env::split_paths(&folders)).include("shim/cuda_stubs").define("USE_CUDA", None);
-    build.file("shim/process_group_nccl.cpp").file("shim/cuda_graph.cpp");
+    for name in ["process_group_nccl", "cuda_graph", "quantization_cuda"] {
+        build.file(format!("shim/{name}.cpp"));
+    }
     let real = std::fs::canonicalize(lib.join("libtorch_cpu.so")).unwrap_or_else(|_| lib.join("libtorch_cpu.so"));
     if let Some(folder) = real.parent() {
         println!("cargo::rustc-link-search=native={}", folder.display());

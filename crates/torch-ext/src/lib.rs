@@ -2,6 +2,7 @@
 
 pub mod amp;
 mod aot_inductor;
+pub mod attention;
 pub mod autocast;
 pub mod autograd;
 mod border;

@@ -138,9 +138,7 @@ pub(crate) fn by_two(context: &Context<'_>) -> Result<Found> {
     let mut runs = Vec::new();
     for precision in [MixedPrecision::No, MixedPrecision::Bf16] {
         for is_llama in [false, true] {
-            // Attention adds up in float32 whoever has the keys, so one way of dividing sequences is enough.
-            let divisions = if precision == MixedPrecision::No { &DIVISIONS[..] } else { &DIVISIONS[..2] };
-            for &division in divisions {
+            for division in DIVISIONS {
                 let order = Order { place, division, is_llama, precision };
                 runs.push((order, notebook_launcher(context.workers, divided_rank, order, &OPTIONS)?));
             }

@@ -1,6 +1,7 @@
 //! All checks, by theme, in the order in which they run: what others stand on comes first.
 
 mod async_saves;
+mod attention;
 mod big_model;
 mod checkpoints;
 mod collectives;
@@ -15,6 +16,7 @@ mod optimizers;
 mod parity;
 mod precision;
 mod profile;
+mod quant_kernels;
 mod quantized;
 mod races;
 mod random;
@@ -59,6 +61,7 @@ pub(crate) const ALL: &[Check] = &[
     Check::new("autocast", "the dtype of each operator's result under autocast", precision::autocast),
     Check::new("bf16", "training in bfloat16 beside float32", precision::bf16),
     Check::new("fp8", "training in FP8 by each recipe, beside the same numbers on the CPU", precision::fp8).within(120),
+    Check::new("fp8_speed", "a layer's training in FP8 beside bfloat16", precision::fp8_speed),
     Check::new(
         "fp16_scaler",
         "infinite gradients skip a step and halve the scale, which grows again",
@@ -97,12 +100,18 @@ pub(crate) const ALL: &[Check] = &[
     Check::new("plan", "the peak of a training step beside the plan of its model", memory::plan),
     Check::new("big_model", "layers in the host's memory and on the disk change no bit", big_model::dispatched),
     Check::new(
+        "quant_kernels",
+        "kernels for weights of few bits beside those of the CPU",
+        quant_kernels::beside_the_cpu,
+    ),
+    Check::new(
         "quantized",
         "weights of 4 and 8 bits and adapters beside the same on the CPU",
         quantized::beside_the_cpu,
     )
     .within(120),
     Check::new("quantized_speed", "products with weights of 4 and 8 bits beside bfloat16", quantized::speed),
+    Check::new("attention", "attention from parts of the keys, beside the CPU", attention::beside_the_cpu),
     Check::new("divided", "two processes that divide layers or sequences beside one process", divided::by_two)
         .within(180),
     Check::new("generation", "texts of language models beside the CPU", divided::generated),

@@ -1,6 +1,6 @@
 //! How exactly is computed, and where: float32, TF32, autocast, bfloat16, and float16 with its scaler.
 
-use accelerate::nn::{Init, ModuleFn, ParamStore};
+use accelerate::nn::{Init, Linear, LinearConfig, ModuleFn, ParamStore};
 use accelerate::optim::Sgd;
 use accelerate::tch::{Kind, Tensor};
 use accelerate::{
@@ -8,8 +8,10 @@ use accelerate::{
     GradScalerKwargs, MixedPrecision, TERecipeKwargs,
 };
 use anyhow::{Context as _, Result, ensure};
+use std::time::Instant;
 use torch_ext::Autocast;
 use torch_ext::device::{MatmulPrecision, set_float32_matmul_precision};
+use torch_ext::stream::synchronize;
 
 use crate::check::{Context, Found};
 use crate::models::{train, wave};
@@ -144,6 +146,54 @@ pub(crate) fn fp8(context: &Context<'_>) -> Result<Found> {
         figures.push(format!("{name} {difference:.1e}"));
     }
     Found::figure(format!("losses within {}", figures.join(", ")))
+}
+
+/// Forward and backward of four square layers, milliseconds. Rows and columns are as many as FP8 is made for.
+pub(crate) fn fp8_speed(context: &Context<'_>) -> Result<Found> {
+    const WIDTH: i64 = 8192;
+    const NUM_TIMED: usize = 10;
+    if !context.is_cuda() {
+        return Found::not_here("it is about a GPU's time");
+    }
+    let millis = |builder: AcceleratorBuilder| -> Result<f64> {
+        let accelerator = builder.build()?;
+        let store = ParamStore::new(context.device);
+        let plain = LinearConfig { bias: false, ..Default::default() };
+        let layer = |index: usize| Linear::new(store.root() / index, WIDTH, WIDTH, plain);
+        let layers = (0..4).map(layer).collect::<accelerate::Result<Vec<_>>>()?;
+        let model = ModuleFn::new(&store, move |x: &Tensor| {
+            layers.iter().try_fold(x.shallow_clone(), |x, layer| layer.forward(&x))
+        });
+        let model = accelerator.prepare(model)?;
+        let input =
+            wave(&[1, WIDTH], 0.3)?.f_expand([WIDTH, WIDTH], false)?.f_to_device(context.device)?.f_contiguous()?;
+        let step = || -> Result<()> {
+            let loss = model.forward(&input)?.f_to_kind(Kind::Float)?.f_square()?.f_mean(Kind::Float)?;
+            Ok(accelerator.backward(&loss)?)
+        };
+        for _ in 0..3 {
+            step()?;
+        }
+        synchronize(context.device)?;
+        let start = Instant::now();
+        for _ in 0..NUM_TIMED {
+            step()?;
+        }
+        synchronize(context.device)?;
+        Ok(1e3 * start.elapsed().as_secs_f64() / NUM_TIMED as f64)
+    };
+    let plain = millis(context.builder().mixed_precision(MixedPrecision::Bf16))?;
+    let mut figures = vec![format!("bf16 {plain:.1} ms")];
+    let ao = |recipe| FP8RecipeKwargs::from(AORecipeKwargs { recipe_name: Some(recipe), ..Default::default() });
+    for (name, recipe) in [
+        ("tensorwise", ao(Float8LinearRecipeName::Tensorwise)),
+        ("rowwise", ao(Float8LinearRecipeName::Rowwise)),
+        ("delayed", TERecipeKwargs::default().into()),
+    ] {
+        let builder = context.builder().mixed_precision(MixedPrecision::Fp8).kwargs_handler(recipe);
+        figures.push(format!("{name} {:.1}", millis(builder)?));
+    }
+    Found::figure(format!("4 layers, 8192 x 8192 x 8192: {}", figures.join(", ")))
 }
 
 pub(crate) fn fp16_scaler(context: &Context<'_>) -> Result<Found> {

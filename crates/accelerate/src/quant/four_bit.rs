@@ -9,7 +9,7 @@ use accelerate_core::quantization::{
 };
 use std::sync::{Mutex, PoisonError};
 use tch::{Device, Kind, Tensor};
-use torch_ext::autograd::is_grad_enabled;
+use torch_ext::autograd::{is_grad_enabled, version};
 use torch_ext::quantization::{self as codes, Blocks4bit, FourBitCode};
 use torch_ext::{apply_function, scalar};
 
@@ -207,8 +207,18 @@ struct Reader {
     name: String,
     state: QuantState,
     code: FourBitCode,
-    /// What the state said when it was last looked at, and the mean of the scales in it.
-    last: Mutex<(Vec<u8>, f32)>,
+    last: Mutex<LastState>,
+}
+
+/// What the state said when it was last looked at.
+#[derive(Default)]
+struct LastState {
+    /// The tensor of a device, and how often it had been written to: nobody waits for a device to find it unchanged. It is kept, so that
+    /// no other one can be where it was.
+    seen: Option<(Tensor, i64)>,
+    json: Vec<u8>,
+    /// The mean of the scales.
+    offset: f32,
 }
 
 impl Reader {
@@ -219,9 +229,19 @@ impl Reader {
 
     /// The mean of the scales. Whoever has overwritten the state may not have changed anything else in it.
     fn offset(&self, quant_state: &Param) -> Result<f32> {
-        let json = bytes_of(&quant_state.local())?;
+        let bytes = quant_state.local();
+        let seen = match bytes.device() {
+            Device::Cpu => None,
+            _ => Some((bytes.shallow_clone(), version(&bytes)?)),
+        };
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.0 != json {
+        if let (Some((now, version)), Some((before, version_before))) = (&seen, &last.seen)
+            && (now.data_ptr(), version) == (before.data_ptr(), version_before)
+        {
+            return Ok(last.offset);
+        }
+        let json = bytes_of(&bytes)?;
+        if last.json != json {
             let refused = |source| WeightsError::Quantized { source };
             let read = QuantState::from_json(&self.name, self.state.quant_type, &json).map_err(refused)?;
             let offset = read.nested.map_or(0.0, |nested| nested.offset);
@@ -230,9 +250,10 @@ impl Reader {
                 let (parameter, found, wanted) = (self.name.clone(), read.to_json(), self.state.to_json());
                 return Err(NnError::OtherQuantState { parameter, found, wanted }.into());
             }
-            *last = (json, offset);
+            *last = LastState { seen: None, json, offset };
         }
-        Ok(last.1)
+        last.seen = seen;
+        Ok(last.offset)
     }
 
     /// Codes as bytes, and scales.

@@ -51,15 +51,9 @@ pub(super) fn dequantize_4bit(blocks: Blocks4bit<'_>, shape: &[i64], kind: Kind)
     Ok(values.f_index_select(0, &codes)?.f_mul(&scales)?.f_to_kind(kind)?.f_reshape(shape)?)
 }
 
-pub(super) fn linear_4bit(
-    input: &Tensor,
-    blocks: Blocks4bit<'_>,
-    shape: &[i64],
-    bias: Option<&Tensor>,
-) -> CallbackResult<Tensor> {
-    let kind = input.f_kind()?;
-    let bias = bias.map(|bias| bias.f_to_kind(kind)).transpose()?;
-    tch::no_grad(|| Ok(input.f_linear(&dequantize_4bit(blocks, shape, kind)?, bias)?))
+pub(super) fn linear(input: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> CallbackResult<Tensor> {
+    let bias = bias.map(|bias| bias.f_to_kind(input.f_kind()?)).transpose()?;
+    tch::no_grad(|| Ok(input.f_linear(weight, bias)?))
 }
 
 pub(super) fn quantize_blockwise(tensor: &Tensor, table: &Tensor, block_size: i64) -> CallbackResult<(Tensor, Tensor)> {
@@ -109,7 +103,10 @@ pub(super) fn int8_scaled_mm(
     bias: Option<&Tensor>,
     kind: Kind,
 ) -> CallbackResult<Tensor> {
-    let sums = a.f_to_kind(Kind::Float)?.f_matmul(&b.f_to_kind(Kind::Float)?.f_transpose(0, 1)?)?;
+    // Sums of so few products are whole numbers below 2^24, which float32 holds.
+    let kind_of_sums = if a.size().last().is_some_and(|&columns| columns <= 1040) { Kind::Float } else { Kind::Double };
+    let sums = a.f_to_kind(kind_of_sums)?.f_matmul(&b.f_to_kind(kind_of_sums)?.f_transpose(0, 1)?)?;
+    let sums = sums.f_to_kind(Kind::Float)?;
     let scales = a_scales.f_unsqueeze(1)?.f_mul(&b_scales.f_unsqueeze(0)?)?;
     let product = scalar::mul(&sums.f_mul(&scales)?, 1.0 / (127.0 * 127.0))?;
     match bias {

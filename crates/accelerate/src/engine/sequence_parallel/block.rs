@@ -6,7 +6,8 @@
 
 use super::accumulation_kind;
 use crate::error::Result;
-use tch::{Device, Tensor};
+use tch::Tensor;
+use torch_ext::attention::AttentionKernel;
 use torch_ext::scalar;
 
 /// How a part is computed.
@@ -41,25 +42,16 @@ impl Attended {
 }
 
 impl Block<'_> {
-    /// libtorch's kernel for the CPU gives the sums, too, and needs no memory for the scores.
-    fn has_kernel(&self, query: &Tensor, value: &Tensor) -> bool {
-        let is_square = query.size().last() == value.size().last();
-        query.device() == Device::Cpu && self.mask.is_none() && is_square
+    /// libtorch's kernels give the sums, too, and need no memory for the scores. None takes a mask.
+    fn kernel(&self, [query, key, value]: [&Tensor; 3]) -> Result<Option<AttentionKernel>> {
+        if self.mask.is_some() { Ok(None) } else { Ok(AttentionKernel::find(query, key, value)?) }
     }
 
     /// `query [batch, num_heads, num_queries, head_dim]`; keys and values have as many heads.
     pub(super) fn forward(&self, query: &Tensor, key: &Tensor, value: &Tensor) -> Result<Attended> {
         let kind = accumulation_kind(query.f_kind()?);
-        if self.has_kernel(query, value) {
-            let (output, log_sum) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu(
-                query,
-                key,
-                value,
-                0.0,
-                self.is_causal,
-                None::<Tensor>,
-                self.scale,
-            )?;
+        if let Some(kernel) = self.kernel([query, key, value])? {
+            let (output, log_sum) = kernel.forward([query, key, value], self.is_causal, self.scale)?;
             return Ok(Attended { output: output.f_to_kind(kind)?, log_sum: log_sum.f_to_kind(kind)? });
         }
         let scores = self.scores(query, key)?;
@@ -75,23 +67,11 @@ impl Block<'_> {
         [query, key, value]: [&Tensor; 3],
         (gradient, output, log_sum): (&Tensor, &Tensor, &Tensor),
     ) -> Result<[Tensor; 3]> {
-        if self.has_kernel(query, value) {
+        if let Some(kernel) = self.kernel([query, key, value])? {
             let kind = query.f_kind()?;
-            // In the order of memory in which the kernel has made them.
-            let by_query = |tensor: &Tensor| tensor.f_transpose(1, 2)?.f_contiguous()?.f_transpose(1, 2);
-            let (query, key, value) = Tensor::f_internal_scaled_dot_product_flash_attention_for_cpu_backward(
-                &by_query(&gradient.f_to_kind(kind)?)?,
-                query,
-                key,
-                value,
-                &by_query(output)?,
-                &by_query(log_sum)?,
-                0.0,
-                self.is_causal,
-                None::<Tensor>,
-                self.scale,
-            )?;
-            return Ok([query, key, value]);
+            let (gradient, output) = (gradient.f_to_kind(kind)?, output.f_to_kind(kind)?);
+            let whole = (&output, log_sum);
+            return Ok(kernel.backward(&gradient, [query, key, value], whole, self.is_causal, self.scale)?);
         }
         let kind = accumulation_kind(query.f_kind()?);
         let [wide_query, wide_key, wide_value] = [query, key, value].map(|heads| heads.f_to_kind(kind));
