@@ -85,7 +85,7 @@ fn add_cuda(build: &mut cc::Build, lib: &Path) {
     println!("cargo::rerun-if-env-changed=ACCELERATE_CUDA_INCLUDE");
     let folders = env::var_os("ACCELERATE_CUDA_INCLUDE").unwrap_or_default();
     build.includes(env::split_paths(&folders)).include("shim/cuda_stubs").define("USE_CUDA", None);
-    for name in ["process_group_nccl", "cuda_graph", "quantization_cuda"] {
+    for name in ["process_group_nccl", "cuda_graph", "cuda_kernels", "quantization_cuda", "fp8_cuda"] {
         build.file(format!("shim/{name}.cpp"));
     }
     let real = std::fs::canonicalize(lib.join("libtorch_cpu.so")).unwrap_or_else(|_| lib.join("libtorch_cpu.so"));

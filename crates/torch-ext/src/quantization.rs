@@ -5,17 +5,16 @@
 //! written in, from "8-bit Optimizers via Block-wise Quantization" (2021, arXiv 2110.02861).
 //!
 //! On the CPU they are kernels of our own, for AVX-512, AVX2 and any other processor. So are those for CUDA devices, with the cargo feature
-//! `cuda`: they are compiled when they are first used, by the compiler that comes with libtorch ([`cuda_kernels`]). What they do not
-//! take, and all other devices, is left to libtorch's operators. No function records a graph: who needs a gradient makes a node with
+//! `cuda`, which are compiled when they are first used ([`load_cuda_kernels`](crate::load_cuda_kernels)). What they do not take, and all
+//! other devices, is left to libtorch's operators. No function records a graph: who needs a gradient makes a node with
 //! [`apply_function`](crate::apply_function).
 
+#[cfg(feature = "cuda")]
 mod cuda;
 mod operators;
 
-use crate::autograd::CallbackResult;
 use crate::border::{Handle, adopt, check, handle};
 use crate::error::{Error, Result};
-use cuda::Kernels;
 use tch::{Device, Kind, Tensor};
 
 unsafe extern "C" {
@@ -181,8 +180,11 @@ pub fn dequantize_4bit(blocks: Blocks4bit<'_>, shape: &[i64], kind: Kind) -> Res
     let element = element_of(OPERATION, kind)?;
     let count = numel(OPERATION, shape)?;
     if blocks.packed.device() != Device::Cpu {
-        let operators = || operators::dequantize_4bit(blocks, shape, kind);
-        return elsewhere(OPERATION, blocks.packed, |kernels| kernels.dequantize_4bit(blocks, shape, kind), operators);
+        #[cfg(feature = "cuda")]
+        if let Some(found) = cuda::dequantize_4bit(blocks, shape, kind)? {
+            return Ok(found);
+        }
+        return operators::dequantize_4bit(blocks, shape, kind).map_err(|source| libtorch(OPERATION, source));
     }
     let mut result = std::ptr::null_mut();
     // SAFETY: the tensors, the code and the shape live through the call.
@@ -213,12 +215,13 @@ pub fn linear_4bit(
     const OPERATION: &str = "linear_4bit";
     numel(OPERATION, &[rows, columns])?;
     if input.device() != Device::Cpu {
-        let shape = [rows, columns];
-        let operators = || {
-            let numbers = dequantize_4bit(blocks, &shape, input.f_kind()?)?;
-            operators::linear(input, &numbers, bias)
-        };
-        return elsewhere(OPERATION, input, |kernels| kernels.linear_4bit(input, blocks, shape, bias), operators);
+        #[cfg(feature = "cuda")]
+        if let Some(found) = cuda::linear_4bit(input, blocks, [rows, columns], bias)? {
+            return Ok(found);
+        }
+        let kind = input.f_kind().map_err(|source| libtorch(OPERATION, source.into()))?;
+        let numbers = dequantize_4bit(blocks, &[rows, columns], kind)?;
+        return operators::linear(input, &numbers, bias).map_err(|source| libtorch(OPERATION, source));
     }
     let mut result = std::ptr::null_mut();
     let bias = bias.map_or(std::ptr::null_mut(), handle);
@@ -265,9 +268,12 @@ pub fn dequantize_blockwise(
 ) -> Result<Tensor> {
     const OPERATION: &str = "dequantize_blockwise";
     if codes.device() != Device::Cpu {
-        let kernel = |kernels: Kernels| kernels.dequantize_blockwise(codes, absmax, table, block_size, offset);
-        let operators = || operators::dequantize_blockwise(codes, absmax, table, block_size, offset);
-        return elsewhere(OPERATION, codes, kernel, operators);
+        #[cfg(feature = "cuda")]
+        if let Some(found) = cuda::dequantize_blockwise(codes, absmax, table, block_size, offset)? {
+            return Ok(found);
+        }
+        let found = operators::dequantize_blockwise(codes, absmax, table, block_size, offset);
+        return found.map_err(|source| libtorch(OPERATION, source));
     }
     let mut result = std::ptr::null_mut();
     // SAFETY: the tensors live through the call.
@@ -298,8 +304,11 @@ pub fn dequantize_blockwise(
 pub fn int8_vectorwise_quant(tensor: &Tensor, threshold: f64) -> Result<Int8Rows> {
     const OPERATION: &str = "int8_vectorwise_quant";
     if tensor.device() != Device::Cpu {
-        let operators = || operators::int8_vectorwise_quant(tensor, threshold);
-        return elsewhere(OPERATION, tensor, |kernels| kernels.int8_vectorwise_quant(tensor, threshold), operators);
+        #[cfg(feature = "cuda")]
+        if let Some(found) = cuda::int8_vectorwise_quant(tensor, threshold)? {
+            return Ok(found);
+        }
+        return operators::int8_vectorwise_quant(tensor, threshold).map_err(|source| libtorch(OPERATION, source));
     }
     let mut results = [std::ptr::null_mut(); 3];
     let [codes, scales, outliers] = &mut results;
@@ -343,9 +352,12 @@ pub fn int8_scaled_mm(
     const OPERATION: &str = "int8_scaled_mm";
     let element = element_of(OPERATION, kind)?;
     if a.device() != Device::Cpu {
-        let kernel = |kernels: Kernels| kernels.int8_scaled_mm((a, a_scales), (b, b_scales), bias, kind);
-        let operators = || operators::int8_scaled_mm((a, a_scales), (b, b_scales), bias, kind);
-        return elsewhere(OPERATION, a, kernel, operators);
+        #[cfg(feature = "cuda")]
+        if let Some(found) = cuda::int8_scaled_mm((a, a_scales), (b, b_scales), bias, kind)? {
+            return Ok(found);
+        }
+        let product = operators::int8_scaled_mm((a, a_scales), (b, b_scales), bias, kind);
+        return product.map_err(|source| libtorch(OPERATION, source));
     }
     let mut result = std::ptr::null_mut();
     let bias = bias.map_or(std::ptr::null_mut(), handle);
@@ -376,35 +388,6 @@ pub enum Vectors {
 pub fn set_widest_vectors(vectors: Vectors) {
     // SAFETY: a number is stored.
     unsafe { te_quant_set_widest_vectors(vectors as i32) }
-}
-
-/// Makes the kernels for a CUDA device ready, which otherwise their first use does.
-///
-/// # Errors
-/// Why there are none, and libtorch's operators do their work: another device, a build without the feature `cuda`, a libtorch without its
-/// compiler.
-///
-/// ```
-/// # #[cfg(not(feature = "cuda"))]
-/// assert!(torch_ext::quantization::cuda_kernels(tch::Device::Cuda(0)).is_err_and(|error| error.is_feature_disabled()));
-/// ```
-pub fn cuda_kernels(device: Device) -> Result<()> {
-    Kernels::of(device).map(|_| ())
-}
-
-/// By a kernel of ours, if the device of the tensor has it and it takes the arguments; else by operators.
-fn elsewhere<T>(
-    operation: &'static str,
-    on: &Tensor,
-    kernel: impl FnOnce(Kernels) -> Result<Option<T>>,
-    operators: impl FnOnce() -> CallbackResult<T>,
-) -> Result<T> {
-    if let Ok(kernels) = Kernels::of(on.device())
-        && let Some(found) = kernel(kernels)?
-    {
-        return Ok(found);
-    }
-    operators().map_err(|source| libtorch(operation, source))
 }
 
 fn element_of(operation: &'static str, kind: Kind) -> Result<i32> {

@@ -61,6 +61,7 @@ pub(crate) const ALL: &[Check] = &[
     Check::new("autocast", "the dtype of each operator's result under autocast", precision::autocast),
     Check::new("bf16", "training in bfloat16 beside float32", precision::bf16),
     Check::new("fp8", "training in FP8 by each recipe, beside the same numbers on the CPU", precision::fp8).within(120),
+    Check::new("fp8_kernels", "kernels for FP8 matrices beside the CPU", quant_kernels::fp8_beside_the_cpu),
     Check::new("fp8_speed", "a layer's training in FP8 beside bfloat16", precision::fp8_speed),
     Check::new(
         "fp16_scaler",

@@ -2,9 +2,10 @@
 
 use accelerate::tch::{Device, Kind, Tensor};
 use anyhow::{Result, ensure};
+use torch_ext::fp8::{contiguous, largest_number, largest_value, saturating_cast};
 use torch_ext::quantization::{
-    Blocks4bit, FourBitCode, Int8Rows, cuda_kernels, dequantize_4bit, dequantize_blockwise, int8_scaled_mm,
-    int8_vectorwise_quant, linear_4bit, quantize_4bit, quantize_blockwise,
+    Blocks4bit, FourBitCode, Int8Rows, dequantize_4bit, dequantize_blockwise, int8_scaled_mm, int8_vectorwise_quant,
+    linear_4bit, quantize_4bit, quantize_blockwise,
 };
 
 use crate::check::{Context, Found};
@@ -15,7 +16,7 @@ const KINDS: [Kind; 3] = [Kind::Float, Kind::BFloat16, Kind::Half];
 /// Numbers are the same bits, and sums of products the same but for their order.
 pub(crate) fn beside_the_cpu(context: &Context<'_>) -> Result<Found> {
     if context.is_cuda() {
-        cuda_kernels(context.device)?;
+        torch_ext::load_cuda_kernels(context.device)?;
     }
     let code = FourBitCode::new(std::array::from_fn(|code| ((code as f32) - 7.0) / 8.0));
     let mut num_calls = 0;
@@ -137,4 +138,55 @@ fn rows_of_bytes(context: &Context<'_>) -> Result<usize> {
     ensure!(found.scales.f_isnan()?.f_int64_value(&[0])? == 1, "what is not a number has a scale");
     context.close("the scale of the row beside it", found.scales.f_double_value(&[1])?, 4.0, 0.0)?;
     Ok(num_calls + 1)
+}
+
+/// FP8 matrices: largest values, codes and order in memory are those of the CPU, also where the kernels leave sizes to operators.
+pub(crate) fn fp8_beside_the_cpu(context: &Context<'_>) -> Result<Found> {
+    if context.is_cuda() {
+        torch_ext::load_cuda_kernels(context.device)?;
+    }
+    let mut num_calls = 0;
+    for (rows, columns) in [(1, 8), (3, 16), (64, 64), (130, 48), (80, 4096), (5, 7)] {
+        for kind in KINDS {
+            let near = wave(&[rows, columns], 0.7)?.f_mul_scalar(30.0)?;
+            let _ = near.f_select(0, rows - 1)?.f_mul_(&Tensor::f_full([], 1e3, (Kind::Float, Device::Cpu))?)?;
+            let near = near.f_to_kind(kind)?;
+            let far = near.f_to_device(context.device)?;
+            let what = format!("{rows} x {columns} of {kind:?}");
+            for dim in [None, Some(0), Some(1)] {
+                let (found, wanted) = (largest_value(&far, dim)?, largest_value(&near, dim)?);
+                context.same(&format!("the largest along {dim:?} of {what}"), &found, &wanted)?;
+                let scale = wanted.f_reciprocal()?.f_mul_scalar(if dim.is_some() { 448.0 } else { 3e5 })?;
+                for format in [Kind::Float8e4m3fn, Kind::Float8e5m2] {
+                    let wanted = saturating_cast(&near, &scale, format)?;
+                    let found = saturating_cast(&far, &scale.f_to_device(context.device)?, format)?;
+                    let numbers = |codes: &Tensor| codes.f_to_kind(Kind::Float);
+                    context.same(
+                        &format!("{format:?} codes of {what} along {dim:?}"),
+                        &numbers(&found)?,
+                        &numbers(&wanted)?,
+                    )?;
+                    let turned = contiguous(&found.f_transpose(0, 1)?)?;
+                    ensure!(turned.is_contiguous(), "{what} is not in one piece");
+                    let wanted = numbers(&wanted)?.f_transpose(0, 1)?.f_contiguous()?;
+                    context.same(&format!("transposed {format:?} codes of {what}"), &numbers(&turned)?, &wanted)?;
+                    num_calls += 2;
+                }
+                num_calls += 1;
+            }
+            let (found, wanted) = (largest_number(&far)?, largest_number(&near)?);
+            context.same(&format!("the largest number of {what}"), &found, &wanted)?;
+        }
+    }
+    let broken = Tensor::f_from_slice(&[1f32, f32::NAN, -7.0, 2.0, 0.0, 3.0, 1.0, 2.0])?.f_view([1, 8])?;
+    let broken = broken.f_to_device(context.device)?;
+    ensure!(largest_value(&broken, None)?.f_isnan()?.f_int64_value(&[])? == 1, "what is not a number was passed over");
+    context.close("the largest number beside it", largest_number(&broken)?.f_double_value(&[])?, 7.0, 0.0)?;
+    let one = Tensor::f_ones([], (Kind::Float, context.device))?;
+    for format in [Kind::Float8e4m3fn, Kind::Float8e5m2] {
+        let codes = saturating_cast(&broken, &one, format)?.f_to_kind(Kind::Float)?;
+        ensure!(codes.f_isnan()?.f_int64_value(&[0, 1])? == 1, "what is not a number became one in {format:?}");
+        context.close("the number beside it", codes.f_double_value(&[0, 2])?, -7.0, 0.0)?;
+    }
+    Found::figure(format!("{num_calls} calls"))
 }

@@ -9,7 +9,6 @@ use accelerate::{Accelerator, BnbQuantizationConfig, FloatType, QuantType, load_
 use anyhow::{Context as _, Result, ensure};
 use std::path::Path;
 use std::time::Instant;
-use torch_ext::quantization::cuda_kernels;
 use torch_ext::stream::synchronize;
 
 use crate::check::{Context, Found};
@@ -164,7 +163,7 @@ pub(crate) fn speed(context: &Context<'_>) -> Result<Found> {
     if !context.is_cuda() {
         return Found::not_here("it is about a GPU's time");
     }
-    cuda_kernels(context.device)?;
+    torch_ext::load_cuda_kernels(context.device)?;
     let plain = LinearConfig { bias: false, ..Default::default() };
     let layer = |store: &ParamStore| Linear::new(store.root() / "layer", LARGE, LARGE, plain);
     let exact = ParamStore::new(context.device);

@@ -7,7 +7,7 @@
 //! collective for all: what a segment of activation checkpointing computes twice is computed with the same scales then. It makes a
 //! difference only where a second forward pass comes before the backward pass of the first.
 
-use super::cast::{Codes, amax};
+use super::cast::Codes;
 use super::product::{ProductOptions, Products};
 use super::{check_input, computed_in, dense, rows, shaped_like, without_autocast};
 use crate::error::{Fp8Error, Result};
@@ -19,6 +19,7 @@ use serde_json::{Map, Value};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Device, Kind, Tensor};
 use torch_ext::autograd::is_grad_enabled;
+use torch_ext::fp8::largest_number;
 use torch_ext::function::apply_function;
 use torch_ext::scalar;
 
@@ -81,7 +82,7 @@ impl LayerScaling {
 
     /// Keeps the largest value of a tensor for the end of the pass.
     fn record(&self, role: Role, matrix: &Tensor) -> Result<()> {
-        let found = amax(matrix)?;
+        let found = largest_number(matrix)?;
         let mut tensors = self.lock();
         let kept = &mut tensors[role as usize].amax;
         *kept = Some(match kept.take() {

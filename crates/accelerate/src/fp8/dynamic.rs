@@ -10,7 +10,7 @@ use crate::nn::{DenseKernel, LinearKernel, Param};
 use accelerate_core::config::Float8LinearRecipeName;
 use accelerate_core::fp8::{DynamicScaling, Float8};
 use std::sync::Arc;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 use torch_ext::function::apply_function;
 
 /// `x W^T + b` of codes, each product of which has codes of its own.
@@ -62,25 +62,42 @@ impl DynamicLinear {
         shaped_like(&output, x)
     }
 
-    fn input_gradient(&self, gradient: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    /// The gradients of the input and of the weight, as far as they are `needed`.
+    fn gradients(
+        &self,
+        gradient: &Tensor,
+        [x, weight]: [&Tensor; 2],
+        needed: [bool; 2],
+    ) -> Result<[Option<Tensor>; 2]> {
+        let matrix = rows(gradient)?;
+        let (recipe, format) = (self.scaling.recipe, self.scaling.gradient_format());
+        // Where all elements have one scale, both products have the same codes.
+        let of_all = (recipe == Float8LinearRecipeName::Tensorwise)
+            .then(|| self.codes(&matrix, format, Along::All))
+            .transpose()?;
+        let codes = |along| match &of_all {
+            Some(codes) => Ok(codes.shallow_clone()),
+            None => self.codes(&matrix, format, along),
+        };
+        let of_input = || shaped_like(&self.input_gradient(&codes(Along::Row)?, weight, gradient.f_kind()?)?, gradient);
+        let of_weight = || match recipe {
+            Float8LinearRecipeName::RowwiseWithGwHp => Ok(matrix.f_transpose(0, 1)?.f_mm(&rows(x)?)?),
+            _ => self.weight_gradient(&codes(Along::Column)?.transposed()?, x, gradient.f_kind()?),
+        };
+        Ok([needed[0].then(of_input).transpose()?, needed[1].then(of_weight).transpose()?])
+    }
+
+    fn input_gradient(&self, gradient: &Codes, weight: &Tensor, kind: Kind) -> Result<Tensor> {
         let along = match self.scaling.recipe {
             Float8LinearRecipeName::Rowwise => Along::Column,
             Float8LinearRecipeName::Tensorwise | Float8LinearRecipeName::RowwiseWithGwHp => Along::All,
         };
-        let codes = self.codes(&rows(gradient)?, self.scaling.gradient_format(), self.along(Along::Row))?;
-        let weight_codes = self.codes(weight, Float8::E4M3, along)?;
-        let product = self.products.product(&codes, &weight_codes, gradient.f_kind()?, self.options(false))?;
-        shaped_like(&product, gradient)
+        self.products.product(gradient, &self.codes(weight, Float8::E4M3, along)?, kind, self.options(false))
     }
 
-    fn weight_gradient(&self, gradient: &Tensor, x: &Tensor) -> Result<Tensor> {
-        let (gradient, x) = (rows(gradient)?, rows(x)?);
-        if self.scaling.recipe == Float8LinearRecipeName::RowwiseWithGwHp {
-            return Ok(gradient.f_transpose(0, 1)?.f_mm(&x)?);
-        }
-        let codes = self.codes(&gradient, self.scaling.gradient_format(), self.along(Along::Column))?.transposed()?;
-        let x_codes = self.codes(&x, Float8::E4M3, self.along(Along::Column))?;
-        self.products.product(&codes, &x_codes, gradient.f_kind()?, self.options(false))
+    fn weight_gradient(&self, gradient: &Codes, x: &Tensor, kind: Kind) -> Result<Tensor> {
+        let x_codes = self.codes(&rows(x)?, Float8::E4M3, self.along(Along::Column))?;
+        self.products.product(gradient, &x_codes, kind, self.options(false))
     }
 }
 
@@ -104,14 +121,10 @@ impl LinearKernel for DynamicLinear {
                 let Some(Some(gradient)) = gradients.first() else { return Ok(vec![None, None]) };
                 let saved = context.saved_tensors()?;
                 let [x, full] = &saved[..] else { return Err("two tensors were saved".into()) };
-                let gradients = without_autocast(gradient, || {
-                    let of_input = context.needs_input_grad(0).then(|| kernel.input_gradient(gradient, full));
-                    let of_weight = context
-                        .needs_input_grad(1)
-                        .then(|| Ok::<_, crate::Error>(kernel.weight_gradient(gradient, x)?.f_to_kind(weight_kind)?));
-                    Ok(vec![of_input.transpose()?, of_weight.transpose()?])
-                });
-                Ok(gradients?)
+                let needed = [context.needs_input_grad(0), context.needs_input_grad(1)];
+                let [of_input, of_weight] =
+                    without_autocast(gradient, || kernel.gradients(gradient, [x, full], needed))?;
+                Ok(vec![of_input, of_weight.map(|found| found.f_to_kind(weight_kind)).transpose()?])
             },
         )?
         .swap_remove(0);

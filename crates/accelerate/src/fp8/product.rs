@@ -4,6 +4,7 @@ use super::cast::Codes;
 use crate::error::{Fp8Error, Result};
 use accelerate_core::fp8::MULTIPLE;
 use tch::{Device, Kind, TchError, Tensor};
+use torch_ext::fp8::contiguous;
 use torch_ext::scalar;
 
 /// How products are computed, which the device decides.
@@ -60,13 +61,13 @@ impl Products {
             second = padded(&second, &[missing, n], 0)?;
         }
         // Rows of the first and columns of the second matrix have to lie in one piece.
-        let second = second.f_transpose(0, 1)?.f_contiguous()?.f_transpose(0, 1)?;
+        let second = contiguous(&second.f_transpose(0, 1)?)?.f_transpose(0, 1)?;
         let [scale_a, scale_b] = match has_rows {
             true => [a.scale.f_expand([m, 1], false)?, b.scale.f_expand([1, n], false)?],
             false => [a.scale.shallow_clone(), b.scale.shallow_clone()],
         };
         let [scale_a, scale_b] = [scale_a.f_contiguous()?.f_reciprocal()?, scale_b.f_contiguous()?.f_reciprocal()?];
-        Ok(scaled_mm(&first.f_contiguous()?, &second, [&scale_a, &scale_b], kind, options.adds_fast)?)
+        Ok(scaled_mm(&contiguous(&first)?, &second, [&scale_a, &scale_b], kind, options.adds_fast)?)
     }
 }
 

@@ -1,11 +1,12 @@
 //! Casts, scales and products, one at a time.
 
-use super::cast::{Codes, amax, dynamic_scale};
+use super::cast::{Codes, dynamic_scale};
 use super::product::{ProductOptions, Products};
 use crate::error::Result;
 use accelerate_core::fp8::{self, Float8};
 use rstest::rstest;
 use tch::{Device, Kind, Tensor};
+use torch_ext::fp8::largest_number;
 
 const OPTIONS: ProductOptions<'_> = ProductOptions { path: "layer", pad_inner_dim: true, adds_fast: false };
 
@@ -47,7 +48,7 @@ fn rows_have_scales_of_their_own() {
 
 #[test]
 fn the_largest_value_passes_over_what_is_no_number() {
-    let largest = |values: &[f32]| numbers(&amax(&Tensor::from_slice(values)).unwrap())[0];
+    let largest = |values: &[f32]| numbers(&largest_number(&Tensor::from_slice(values)).unwrap())[0];
     assert_eq!(largest(&[1.0, f32::NAN, -3.0]), 3.0);
     assert_eq!(largest(&[f32::NEG_INFINITY, 1.0]), f32::INFINITY);
     assert_eq!(largest(&[f32::NAN]), 0.0);
