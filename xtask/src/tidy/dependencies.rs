@@ -32,7 +32,7 @@ const ALLOWED: [(&str, &[&str]); 17] = [
     ("conformance", &["accelerate-core", "accelerate-launch", "accelerate-rendezvous", "accelerate-rs", "torch-ext"]),
     ("bench", &["accelerate-core", "accelerate-launch", "accelerate-models", "accelerate-rs", "torch-ext"]),
     // Its checks run in processes that are asked within limits of time.
-    ("gpu-checks", &["accelerate-launch", "accelerate-rs", "torch-ext"]),
+    ("gpu-checks", &["accelerate-launch", "accelerate-models", "accelerate-rs", "torch-ext"]),
     ("xtask", &["accelerate-core", "accelerate-setup"]),
     // The readers of what comes from outside.
     ("accelerate-fuzz", &["accelerate-core", "accelerate-models", "accelerate-rs", "torch-ext"]),
