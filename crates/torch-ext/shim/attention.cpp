@@ -1,5 +1,6 @@
 // Attention without a matrix of scores, with the logarithms of the sums that its weights were divided by: libtorch's kernels.
 #include "common.h"
+#include <ATen/Context.h>
 #include <ATen/ops/_fused_sdp_choice.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention.h>
 #include <ATen/ops/_scaled_dot_product_efficient_attention_backward.h>
@@ -14,8 +15,14 @@
 using namespace te;
 
 namespace {
+// As libtorch numbers them (`sdp::SDPBackend`).
+constexpr int64_t kNone = 0, kFlash = 1, kCudnn = 3;
+
 // The memory-efficient kernel wants logarithms for a multiple of so many queries.
 constexpr int64_t kQueriesAtOnce = 32;
+
+// The kernel of the CPU takes it for granted that the elements of a head lie beside each other.
+at::Tensor readable(const at::Tensor &t) { return t.stride(-1) == 1 ? t : t.contiguous(); }
 
 // In the order of memory in which the kernel of the CPU has made them.
 at::Tensor by_query(const at::Tensor &t) { return t.transpose(1, 2).contiguous().transpose(1, 2); }
@@ -25,14 +32,19 @@ at::Tensor nothing(const at::Tensor &like) { return at::empty({0}, like.options(
 
 extern "C" {
 int32_t te_attention_choice(void *query, void *key, void *value, int64_t *choice) {
-  return guard([&] { *choice = at::_fused_sdp_choice(tensor(query), tensor(key), tensor(value)); });
+  return guard([&] {
+    *choice = at::_fused_sdp_choice(tensor(query), tensor(key), tensor(value));
+    // cuDNN's kernel gives no sums. Where it could be taken, FlashAttention can, unless somebody has switched that off.
+    if (*choice == kCudnn)
+      *choice = at::globalContext().userEnabledFlashSDP() ? kFlash : kNone;
+  });
 }
 
 // `kernel`: 0 for the CPU's, 1 for FlashAttention, 2 for the memory-efficient one.
 int32_t te_attention(int32_t kernel, void *query, void *key, void *value, bool is_causal, double scale, void **output,
                      void **log_sum) {
   return guard([&] {
-    const at::Tensor &q = tensor(query), &k = tensor(key), &v = tensor(value);
+    const at::Tensor q = readable(tensor(query)), k = readable(tensor(key)), v = readable(tensor(value));
     at::Tensor out, sums;
     if (kernel == 0) {
       std::tie(out, sums) = at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, is_causal, {}, scale);
@@ -53,7 +65,7 @@ int32_t te_attention(int32_t kernel, void *query, void *key, void *value, bool i
 int32_t te_attention_backward(int32_t kernel, void *gradient, void *query, void *key, void *value, void *output, void *log_sum,
                               bool is_causal, double scale, void **of_query, void **of_key, void **of_value) {
   return guard([&] {
-    const at::Tensor &q = tensor(query), &k = tensor(key), &v = tensor(value);
+    const at::Tensor q = readable(tensor(query)), k = readable(tensor(key)), v = readable(tensor(value));
     const at::Tensor &g = tensor(gradient), &out = tensor(output), &sums = tensor(log_sum);
     at::Tensor dq, dk, dv;
     if (kernel == 0) {

@@ -3,8 +3,8 @@
 // The compiler (NVRTC) and the driver come with libtorch, which loads both through its library `libcaffe2_nvrtc`.
 #include "cuda_kernels.h"
 #include <ATen/cuda/CUDAContext.h>
-#include <ATen/ops/empty.h>
 #include <c10/core/DeviceGuard.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <cuda.h>
 #include <dlfcn.h>
 #include <map>
@@ -37,6 +37,7 @@ struct Api {
   decltype(&cuModuleGetFunction) get_function;
   decltype(&cuLaunchKernel) launch;
   decltype(&cuGetErrorString) error_string;
+  decltype(&cuThreadExchangeStreamCaptureMode) exchange_capture_mode;
 
   static const Api &get() {
     static const Api api;
@@ -62,6 +63,8 @@ private:
     get_function = function<decltype(cuModuleGetFunction)>(library, "cuModuleGetFunction");
     launch = function<decltype(cuLaunchKernel)>(library, "cuLaunchKernel");
     error_string = function<decltype(cuGetErrorString)>(library, "cuGetErrorString");
+    exchange_capture_mode =
+        function<decltype(cuThreadExchangeStreamCaptureMode)>(library, "cuThreadExchangeStreamCaptureMode");
   }
 };
 
@@ -109,6 +112,7 @@ std::vector<char> compiled(const std::string &source, const std::string &archite
 
 // The kernels of one device, or why there are none.
 struct Kernels {
+  std::vector<char> code;
   CUmodule module = nullptr;
   std::string failure;
   std::map<std::string, CUfunction> functions;
@@ -117,16 +121,39 @@ struct Kernels {
 std::mutex mutex;
 std::map<int, Kernels> kernels_by_device;
 
+// The device's context is the current one of this thread, also where nobody has used the device on it yet.
+void make_current(int device) {
+  TORCH_CHECK(c10::cuda::SetDevice(static_cast<c10::DeviceIndex>(device), /*force=*/true) == cudaSuccess,
+              "CUDA device ", device, " cannot be used");
+}
+
+// A stream of another thread, or of this one, may be recording a graph meanwhile, which loading does not belong to.
+struct Unrecorded {
+  CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+  Unrecorded() { Api::get().exchange_capture_mode(&mode); }
+  ~Unrecorded() { Api::get().exchange_capture_mode(&mode); }
+};
+
 void load(Kernels &kernels, const std::string &source, int device) {
-  const auto *properties = at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device));
-  const std::string architecture = "sm_" + std::to_string(properties->major) + std::to_string(properties->minor);
-  const std::vector<char> code = compiled(source, architecture);
-  // The device's context has to be there and current.
-  const c10::Device place(c10::kCUDA, static_cast<c10::DeviceIndex>(device));
-  c10::DeviceGuard guard(place);
-  at::empty({1}, at::TensorOptions().device(place));
+  if (kernels.code.empty()) {
+    const auto *properties = at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device));
+    const std::string architecture = "sm_" + std::to_string(properties->major) + std::to_string(properties->minor);
+    // That it cannot be compiled stays so; that it cannot be loaded, for lack of memory, need not.
+    try {
+      kernels.code = compiled(source, architecture);
+    } catch (const c10::Error &e) {
+      kernels.failure = e.what_without_backtrace();
+      throw;
+    } catch (const std::exception &e) {
+      kernels.failure = e.what();
+      throw;
+    }
+  }
+  c10::DeviceGuard guard(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(device)));
+  make_current(device);
+  const Unrecorded unrecorded;
   const Api &api = Api::get();
-  api.check(api.load_module(&kernels.module, code.data()), "the kernels cannot be loaded");
+  api.check(api.load_module(&kernels.module, kernels.code.data()), "the kernels cannot be loaded");
 }
 } // namespace
 
@@ -135,6 +162,7 @@ void launch(const at::Tensor &on, const std::string &name, Launch size, void **a
   if (size.blocks == 0 || size.blocks_down == 0)
     return;
   c10::DeviceGuard guard(on.device());
+  make_current(on.get_device());
   const Api &api = Api::get();
   CUfunction function = nullptr;
   {
@@ -164,22 +192,18 @@ const char *type_of(const at::Tensor &t) {
 } // namespace te
 
 extern "C" {
-// Compiles the kernels for a device, once. Fails again at once where that has failed before.
-int32_t te_cuda_kernels_load(const char *source, size_t length, int32_t device) {
+// Compiles the kernels for a device, once, and says of which compute capability it is: 10 times the first number and the second. Fails again
+// at once where the compiler has failed before.
+int32_t te_cuda_kernels_load(const char *source, size_t length, int32_t device, int32_t *capability) {
   return guard([&] {
+    TORCH_CHECK_VALUE(device >= 0 && device < c10::cuda::device_count(), "there is no CUDA device ", device);
+    const auto *properties = at::cuda::getDeviceProperties(static_cast<c10::DeviceIndex>(device));
+    *capability = 10 * properties->major + properties->minor;
     std::lock_guard<std::mutex> lock(mutex);
-    auto [place, is_new] = kernels_by_device.try_emplace(device);
-    Kernels &kernels = place->second;
-    if (is_new) {
-      try {
-        load(kernels, std::string(source, length), device);
-      } catch (const c10::Error &e) {
-        kernels.failure = e.what_without_backtrace();
-      } catch (const std::exception &e) {
-        kernels.failure = e.what();
-      }
-    }
+    Kernels &kernels = kernels_by_device[device];
     TORCH_CHECK(kernels.failure.empty(), kernels.failure);
+    if (!kernels.module)
+      load(kernels, std::string(source, length), device);
   });
 }
 }

@@ -22,6 +22,12 @@ template <typename Options> Options timed(int64_t timeout_ms) {
   return options;
 }
 
+// Gloo hands the addresses of these two to the kernel as they are.
+void check_sent(void *handle, const at::Tensor &value) {
+  TORCH_CHECK_VALUE(value.is_cpu() || group(handle)->getBackendType() != c10d::ProcessGroup::BackendType::GLOO,
+                    "Gloo sends and receives tensors of the CPU, and this one is on ", value.device(), "; copy it there first");
+}
+
 void give(void **out, WorkPtr work) { *out = new WorkPtr(std::move(work)); }
 
 // A group that the flight recorder knows by the number of all groups of the process.
@@ -195,6 +201,7 @@ int32_t te_pg_all_to_all_single(void *handle, void *output, void *input, const i
 int32_t te_pg_send(void *handle, void *value, int32_t destination, int32_t tag, void **out) {
   return guard([&] {
     std::vector<at::Tensor> values{tensor(value)};
+    check_sent(handle, values[0]);
     give(out, group(handle)->send(values, destination, tag));
   });
 }
@@ -202,6 +209,7 @@ int32_t te_pg_send(void *handle, void *value, int32_t destination, int32_t tag, 
 int32_t te_pg_recv(void *handle, void *value, int32_t source, int32_t tag, void **out) {
   return guard([&] {
     std::vector<at::Tensor> values{tensor(value)};
+    check_sent(handle, values[0]);
     give(out, source < 0 ? group(handle)->recvAnysource(values, tag) : group(handle)->recv(values, source, tag));
   });
 }

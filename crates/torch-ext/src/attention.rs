@@ -6,7 +6,7 @@
 
 use crate::border::{Handle, adopt, check, handle};
 use crate::error::{Error, Result};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 unsafe extern "C" {
     fn te_attention_choice(query: Handle, key: Handle, value: Handle, choice: *mut i64) -> i32;
@@ -87,9 +87,8 @@ impl AttentionKernel {
         // SAFETY: the tensors live through the call; a number comes back.
         let status = unsafe { te_attention_choice(handle(query), handle(key), handle(value), &raw mut choice) };
         check("AttentionKernel::find", status)?;
-        // Where cuDNN's kernel could be taken, FlashAttention can.
         Ok(match choice {
-            1 | 3 => Some(Self::Flash),
+            1 => Some(Self::Flash),
             2 => Some(Self::Efficient),
             _ => None,
         })
@@ -100,10 +99,11 @@ impl AttentionKernel {
     /// the beginning of both. No gradients are recorded.
     ///
     /// # Errors
-    /// Sizes that do not fit each other.
+    /// Tensors that do not fit each other or the kernel; on a GPU of float16 and bfloat16, `is_causal` with other numbers of queries than of
+    /// keys.
     pub fn forward(self, [query, key, value]: [&Tensor; 3], is_causal: bool, scale: f64) -> Result<(Tensor, Tensor)> {
         const OPERATION: &str = "attention";
-        check_sizes(OPERATION, query, key, value)?;
+        self.check(OPERATION, [query, key, value], is_causal)?;
         let mut results = [std::ptr::null_mut(); 2];
         let [output, log_sum] = &mut results;
         tch::no_grad(|| {
@@ -123,7 +123,7 @@ impl AttentionKernel {
     /// than these: what comes is then the part of these keys in the gradients.
     ///
     /// # Errors
-    /// Sizes that do not fit each other.
+    /// Those of [`forward`](Self::forward).
     pub fn backward(
         self,
         gradient: &Tensor,
@@ -133,12 +133,23 @@ impl AttentionKernel {
         scale: f64,
     ) -> Result<[Tensor; 3]> {
         const OPERATION: &str = "attention_backward";
-        check_sizes(OPERATION, query, key, value)?;
-        let sizes = query.size();
-        let has_sizes = gradient.size() == sizes && output.size() == sizes && log_sum.size() == sizes[..3];
-        if !has_sizes {
-            let found = [gradient, output, log_sum].map(Tensor::size);
-            return Err(Error::invalid(OPERATION, format!("{found:?} do not fit queries of {sizes:?}")));
+        self.check(OPERATION, [query, key, value], is_causal)?;
+        let (sizes, kind) = (query.size(), query.f_kind().ok());
+        let wide = if kind == Some(Kind::Double) { Kind::Double } else { Kind::Float };
+        let is_like_query =
+            |other: &Tensor| other.size() == sizes && other.f_kind().ok() == kind && other.device() == query.device();
+        let fits = is_like_query(gradient)
+            && is_like_query(output)
+            && log_sum.size() == sizes[..3]
+            && log_sum.f_kind().ok() == Some(wide)
+            && log_sum.device() == query.device();
+        if !fits {
+            let found = [gradient, output, log_sum].map(described).join(", ");
+            let message = format!(
+                "gradient, output and logarithms of {found} do not fit queries of {}; the logarithms are {wide:?} and have no last dim",
+                described(query)
+            );
+            return Err(Error::invalid(OPERATION, message));
         }
         let mut results = [std::ptr::null_mut(); 3];
         let [of_query, of_key, of_value] = &mut results;
@@ -167,28 +178,50 @@ impl AttentionKernel {
         // SAFETY: fresh handles, adopted once.
         Ok(results.map(|raw| unsafe { adopt(raw) }))
     }
+
+    /// Everything that the kernels take for granted.
+    fn check(self, operation: &'static str, heads: [&Tensor; 3], is_causal: bool) -> Result<()> {
+        let [query, key, value] = heads;
+        let [of_query, of_key, of_value] = heads.map(Tensor::size);
+        let is_like_query =
+            |other: &Tensor| other.f_kind().ok() == query.f_kind().ok() && other.device() == query.device();
+        let fits = of_query.len() == 4
+            && of_key.len() == 4
+            && of_key == of_value
+            && (of_query[0], of_query[1], of_query[3]) == (of_key[0], of_key[1], of_key[3])
+            && is_like_query(key)
+            && is_like_query(value);
+        if !fits {
+            let found = heads.map(described).join(", ");
+            return Err(Error::invalid(
+                operation,
+                format!("queries, keys and values of {found} do not fit each other"),
+            ));
+        }
+        if (self == Self::Cpu) != (query.device() == Device::Cpu) {
+            return Err(Error::invalid(operation, format!("{self:?} is no kernel for {}", described(query))));
+        }
+        if self == Self::Flash && is_causal && of_query[2] != of_key[2] {
+            let message = format!(
+                "FlashAttention counts the places of {} queries and {} keys from their ends; give as many of both",
+                of_query[2], of_key[2]
+            );
+            return Err(Error::invalid(operation, message));
+        }
+        Ok(())
+    }
 }
 
-fn check_sizes(operation: &'static str, query: &Tensor, key: &Tensor, value: &Tensor) -> Result<()> {
-    let [of_query, of_key, of_value] = [query, key, value].map(Tensor::size);
-    let fits = of_query.len() == 4
-        && of_key.len() == 4
-        && of_key == of_value
-        && (of_query[0], of_query[1], of_query[3]) == (of_key[0], of_key[1], of_key[3]);
-    match fits {
-        true => Ok(()),
-        false => Err(Error::invalid(
-            operation,
-            format!("queries, keys and values of {of_query:?}, {of_key:?} and {of_value:?} do not fit each other"),
-        )),
-    }
+/// Sizes, type and device, for messages.
+fn described(tensor: &Tensor) -> String {
+    let kind = tensor.f_kind().map_or_else(|_| "no type".to_owned(), |kind| format!("{kind:?}"));
+    format!("{:?} {kind} on {:?}", tensor.size(), tensor.device())
 }
 
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use tch::Kind;
 
     fn heads(length: i64, seed: f64) -> Tensor {
         let numbers = Tensor::arange(2 * 3 * length * 8, (Kind::Float, Device::Cpu)) * 0.7 + seed;
@@ -228,8 +261,19 @@ mod tests {
         let error = kernel.forward([&own, &own, &longer], false, 1.0).unwrap_err();
         assert!(error.message().contains("do not fit each other"), "{error}");
         let (output, log_sum) = kernel.forward([&own, &longer, &longer], false, 1.0).unwrap();
-        let error = kernel.backward(&longer, [&own, &longer, &longer], (&output, &log_sum), false, 1.0).unwrap_err();
-        assert!(error.message().contains("do not fit queries"), "{error}");
+        let parts = [&own, &longer, &longer];
+        let low = log_sum.to_kind(Kind::BFloat16);
+        for (gradient, log_sum) in [(&longer, &log_sum), (&own, &low)] {
+            let error = kernel.backward(gradient, parts, (&output, log_sum), false, 1.0).unwrap_err();
+            assert!(error.message().contains("do not fit queries"), "{error}");
+        }
+        let error = AttentionKernel::Flash.forward([&own, &own, &own], false, 1.0).unwrap_err();
+        assert!(error.message().contains("is no kernel for"), "{error}");
+        // Heads whose elements are not beside each other.
+        let turned = own.transpose(2, 3).contiguous().transpose(2, 3);
+        let (found, _) = kernel.forward([&turned, &own, &own], false, 1.0).unwrap();
+        let (wanted, _) = kernel.forward([&own, &own, &own], false, 1.0).unwrap();
+        assert_eq!(found, wanted);
         let fewer = own.narrow(1, 0, 2);
         let narrow = own.narrow(3, 0, 4);
         for (key, value) in [(&fewer, &fewer), (&own, &narrow), (&own, &own.to_kind(Kind::Double))] {

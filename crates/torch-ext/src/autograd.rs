@@ -2,6 +2,7 @@
 
 use crate::border::{Handle, adopt, check, handle, handles};
 use crate::error::{Error, Result};
+use std::sync::{Mutex, PoisonError};
 use tch::Tensor;
 
 unsafe extern "C" {
@@ -41,16 +42,31 @@ unsafe extern "C" {
 /// assert_eq!(torch_ext::autograd::without_stream_mismatch_warning(|| 3), 3);
 /// ```
 pub fn without_stream_mismatch_warning<R>(body: impl FnOnce() -> R) -> R {
-    struct PutBack(bool);
+    /// How many are within, and what was set before the first of them.
+    static WITHIN: Mutex<(usize, bool)> = Mutex::new((0, true));
+    struct PutBack;
     impl Drop for PutBack {
         fn drop(&mut self) {
-            // SAFETY: sets a flag of libtorch's.
-            let _ = unsafe { te_warn_on_stream_mismatch(self.0) };
+            let mut within = WITHIN.lock().unwrap_or_else(PoisonError::into_inner);
+            within.0 -= 1;
+            if within.0 == 0 {
+                // SAFETY: sets a flag of libtorch's, one thread at a time.
+                let _ = unsafe { te_warn_on_stream_mismatch(within.1) };
+            }
         }
     }
-    // SAFETY: sets a flag of libtorch's.
-    let _put_back = PutBack(unsafe { te_warn_on_stream_mismatch(false) });
-    body()
+    let put_back = {
+        let mut within = WITHIN.lock().unwrap_or_else(PoisonError::into_inner);
+        if within.0 == 0 {
+            // SAFETY: as above.
+            within.1 = unsafe { te_warn_on_stream_mismatch(false) };
+        }
+        within.0 += 1;
+        PutBack
+    };
+    let result = body();
+    drop(put_back);
+    result
 }
 
 /// Does this thread record operations for a backward pass? False inside `tch::no_grad`.

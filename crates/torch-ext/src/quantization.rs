@@ -350,7 +350,14 @@ pub fn int8_scaled_mm(
     kind: Kind,
 ) -> Result<Tensor> {
     const OPERATION: &str = "int8_scaled_mm";
+    /// Of so many products of two bytes 2^31 is more than the sum.
+    const MOST_COLUMNS: i64 = 131_071;
     let element = element_of(OPERATION, kind)?;
+    if let Some(columns) = a.size().last().copied().filter(|&columns| columns > MOST_COLUMNS) {
+        let message =
+            format!("sums of {columns} products need not fit into 32 bits; at most {MOST_COLUMNS} columns do");
+        return Err(Error::invalid(OPERATION, message));
+    }
     if a.device() != Device::Cpu {
         #[cfg(feature = "cuda")]
         if let Some(found) = cuda::int8_scaled_mm((a, a_scales), (b, b_scales), bias, kind)? {

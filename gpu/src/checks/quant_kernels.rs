@@ -34,6 +34,21 @@ pub(crate) fn beside_the_cpu(context: &Context<'_>) -> Result<Found> {
             }
         }
     }
+    // A thread that has not used the device yet.
+    let (numbers, device) = (wave(&[64, 64], 0.2)?, context.device);
+    let (packed, absmax) = quantize_4bit(&numbers, &code, 64)?;
+    let wanted = dequantize_4bit(
+        Blocks4bit { packed: &packed, absmax: &absmax, block_size: 64, code: &code },
+        &[64, 64],
+        Kind::Float,
+    )?;
+    let (packed, absmax) = (packed.f_to_device(device)?, absmax.f_to_device(device)?);
+    let found = std::thread::spawn(move || {
+        let far = Blocks4bit { packed: &packed, absmax: &absmax, block_size: 64, code: &code };
+        dequantize_4bit(far, &[64, 64], Kind::Float)
+    });
+    let found = found.join().map_err(|_| anyhow::anyhow!("the thread has panicked"))??;
+    context.same("numbers that another thread made", &found, &wanted)?;
     num_calls += products(context, &code)?;
     num_calls += scales(context)?;
     num_calls += rows_of_bytes(context)?;

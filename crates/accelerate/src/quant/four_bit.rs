@@ -7,7 +7,7 @@ use accelerate_core::config::{QuantStorage, QuantType};
 use accelerate_core::quantization::{
     FourBitNames, FourBitParts, NESTED_BLOCK_SIZE, NestedState, QuantState, dynamic_map, four_bit_values,
 };
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use tch::{Device, Kind, Tensor};
 use torch_ext::autograd::{is_grad_enabled, version};
 use torch_ext::quantization::{self as codes, Blocks4bit, FourBitCode};
@@ -88,7 +88,7 @@ impl FourBitWeight {
 
     /// The kernel of a layer with this weight.
     pub(super) fn kernel(&self, compute_dtype: Option<Kind>) -> Linear4bit {
-        Linear4bit { reader: Reader::new(&self.name, &self.state), compute_dtype }
+        Linear4bit { reader: Arc::new(Reader::new(&self.name, &self.state)), compute_dtype }
     }
 }
 
@@ -151,7 +151,8 @@ impl Storage for FourBitWeight {
 
 /// `x W^T + b` with a weight of four bits. The gradient reaches the input and the bias.
 pub(super) struct Linear4bit {
-    reader: Reader,
+    /// Backward passes have it as well.
+    reader: Arc<Reader>,
     compute_dtype: Option<Kind>,
 }
 
@@ -177,7 +178,7 @@ impl LinearKernel for Linear4bit {
         }
         let inputs: Vec<&Tensor> = std::iter::once(&x).chain(&bias).collect();
         // The numbers are made once more for the gradient: kept, they would take the room that codes save.
-        let (weight, reader) = (weight.clone(), Reader::new(&self.reader.name, &self.reader.state));
+        let (weight, reader) = (weight.clone(), Arc::clone(&self.reader));
         let saved_bias = bias.as_ref().map(|bias| bias.f_detach()).transpose()?;
         let needs_x = x.requires_grad();
         let output = apply_function(
@@ -213,9 +214,10 @@ struct Reader {
 /// What the state said when it was last looked at.
 #[derive(Default)]
 struct LastState {
-    /// The tensor of a device, and how often it had been written to: nobody waits for a device to find it unchanged. It is kept, so that
-    /// no other one can be where it was.
-    seen: Option<(Tensor, i64)>,
+    /// Where it was on a device, and how often it had been written to: nobody waits for a device to find it unchanged.
+    seen: Option<(usize, i64)>,
+    /// The same memory, so that nothing else can be where it was.
+    _kept: Option<Tensor>,
     json: Vec<u8>,
     /// The mean of the scales.
     offset: f32,
@@ -232,12 +234,10 @@ impl Reader {
         let bytes = quant_state.local();
         let seen = match bytes.device() {
             Device::Cpu => None,
-            _ => Some((bytes.shallow_clone(), version(&bytes)?)),
+            _ => Some((bytes.data_ptr() as usize, version(&bytes)?)),
         };
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if let (Some((now, version)), Some((before, version_before))) = (&seen, &last.seen)
-            && (now.data_ptr(), version) == (before.data_ptr(), version_before)
-        {
+        if seen.is_some() && last.seen == seen {
             return Ok(last.offset);
         }
         let json = bytes_of(&bytes)?;
@@ -250,8 +250,9 @@ impl Reader {
                 let (parameter, found, wanted) = (self.name.clone(), read.to_json(), self.state.to_json());
                 return Err(NnError::OtherQuantState { parameter, found, wanted }.into());
             }
-            *last = LastState { seen: None, json, offset };
+            *last = LastState { json, offset, ..LastState::default() };
         }
+        last._kept = seen.is_some().then(|| bytes.f_detach()).transpose()?;
         last.seen = seen;
         Ok(last.offset)
     }

@@ -1,4 +1,4 @@
-// FP8 matrices on a CUDA device of compute capability 8.9 or above: largest values, rounding under a scale, and transposing.
+// FP8 matrices: largest values, transposing, and on devices of compute capability 8.9 or above rounding under a scale.
 
 // The bits of numbers that are not negative are ordered as the numbers are, and those of what is not a number are above all.
 __device__ inline void raise(float *largest, float value) { atomicMax((u32 *)largest, __float_as_uint(value)); }
@@ -68,15 +68,14 @@ template <class T> __device__ inline void largest_of_columns(const T *matrix, u3
     raise(largest + eight * 8 + place, own[place]);
 }
 
+#if __CUDA_ARCH__ >= 890
 // Two numbers as codes of 8 bits, the first in the low half. What is beyond the largest number becomes that.
 template <bool IS_E4M3> __device__ inline u32 codes_of_two(float first, float second) {
-  u16 codes = 0;
-#if __CUDA_ARCH__ >= 890
+  u16 codes;
   if (IS_E4M3)
     asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
   else
     asm("cvt.rn.satfinite.e5m2x2.f32 %0, %1, %2;" : "=h"(codes) : "f"(second), "f"(first));
-#endif
   return codes;
 }
 
@@ -99,16 +98,7 @@ __device__ inline void to_fp8(const T *matrix, const float *scales, u32 step_of_
   }
 }
 
-#define FP8_FOR_TYPE(T, name)                                                                                                         \
-  extern "C" __global__ void largest_of_all_##name(const T *matrix, i64 count, int skips_nan, float *largest) {                       \
-    largest_of_all<T>(matrix, count, skips_nan != 0, largest);                                                                        \
-  }                                                                                                                                   \
-  extern "C" __global__ void largest_of_rows_##name(const T *matrix, u32 columns, float *largest) {                                   \
-    largest_of_rows<T>(matrix, columns, largest);                                                                                     \
-  }                                                                                                                                   \
-  extern "C" __global__ void largest_of_columns_##name(const T *matrix, u32 rows, u32 columns, float *largest) {                      \
-    largest_of_columns<T>(matrix, rows, columns, largest);                                                                            \
-  }                                                                                                                                   \
+#define CAST_FOR_TYPE(T, name)                                                                                                        \
   extern "C" __global__ void to_e4m3_##name(const T *matrix, const float *scales, u32 step_of_row, u32 step_of_column, i64 count,     \
                                             u32 columns, u8 *codes) {                                                                 \
     to_fp8<T, true>(matrix, scales, step_of_row, step_of_column, count, columns, codes);                                              \
@@ -118,9 +108,25 @@ __device__ inline void to_fp8(const T *matrix, const float *scales, u32 step_of_
     to_fp8<T, false>(matrix, scales, step_of_row, step_of_column, count, columns, codes);                                             \
   }
 
-FP8_FOR_TYPE(float, float32)
-FP8_FOR_TYPE(Bf16, bfloat16)
-FP8_FOR_TYPE(Half, float16)
+CAST_FOR_TYPE(float, float32)
+CAST_FOR_TYPE(Bf16, bfloat16)
+CAST_FOR_TYPE(Half, float16)
+#endif
+
+#define LARGEST_FOR_TYPE(T, name)                                                                                                     \
+  extern "C" __global__ void largest_of_all_##name(const T *matrix, i64 count, int skips_nan, float *largest) {                       \
+    largest_of_all<T>(matrix, count, skips_nan != 0, largest);                                                                        \
+  }                                                                                                                                   \
+  extern "C" __global__ void largest_of_rows_##name(const T *matrix, u32 columns, float *largest) {                                   \
+    largest_of_rows<T>(matrix, columns, largest);                                                                                     \
+  }                                                                                                                                   \
+  extern "C" __global__ void largest_of_columns_##name(const T *matrix, u32 rows, u32 columns, float *largest) {                      \
+    largest_of_columns<T>(matrix, rows, columns, largest);                                                                            \
+  }
+
+LARGEST_FOR_TYPE(float, float32)
+LARGEST_FOR_TYPE(Bf16, bfloat16)
+LARGEST_FOR_TYPE(Half, float16)
 
 // Bytes `[rows, columns]`, both multiples of 16, as `[columns, rows]`: 64 x 64 for a block of 256 threads.
 extern "C" __global__ void transpose_bytes(const u8 *matrix, u32 rows, u32 columns, u8 *result) {

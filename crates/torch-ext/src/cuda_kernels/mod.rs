@@ -17,7 +17,11 @@ use tch::{Kind, Tensor};
 
 /// The kernels of a device are there.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Kernels(());
+pub(crate) struct Kernels {
+    /// 10 times the first number of the device's compute capability, and the second: 89 for 8.9.
+    #[cfg_attr(not(feature = "cuda"), expect(dead_code, reason = "without CUDA there are none"))]
+    pub(crate) capability: i32,
+}
 
 impl Kernels {
     /// Compiles them for the device, if that has not been done: a second or less.
@@ -25,7 +29,7 @@ impl Kernels {
     /// # Errors
     /// Another device than one of CUDA; a build without it; a libtorch without its compiler.
     pub(crate) fn of(device: Device) -> Result<Self> {
-        border::load(device).map(Self)
+        border::load(device).map(|capability| Self { capability })
     }
 }
 

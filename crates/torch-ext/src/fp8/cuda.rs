@@ -19,6 +19,9 @@ unsafe extern "C" {
     fn te_fp8_cuda_transpose(matrix: Handle, result: Handle) -> i32;
 }
 
+/// 64 for each block, of which so many fit below each other.
+const MOST_ROWS: i64 = 65_535 * 64;
+
 /// In one piece on a CUDA device, of a type that the kernels have?
 fn is_readable(tensor: &Tensor) -> bool {
     let device = tensor.device();
@@ -33,7 +36,7 @@ fn is_readable(tensor: &Tensor) -> bool {
 fn sizes_of(matrix: &Tensor) -> Option<[i64; 2]> {
     let &[rows, columns] = matrix.size().as_slice() else { return None };
     let takes =
-        is_readable(matrix) && columns % 8 == 0 && (1..1 << 22).contains(&rows) && (1..1 << 31).contains(&columns);
+        is_readable(matrix) && columns % 8 == 0 && (1..=MOST_ROWS).contains(&rows) && (1..1 << 31).contains(&columns);
     takes.then_some([rows, columns])
 }
 
@@ -59,6 +62,10 @@ pub(super) fn largest_value(matrix: &Tensor, dim: Option<i64>, skips_nan: bool) 
 
 pub(super) fn saturating_cast(matrix: &Tensor, scale: &Tensor, kind: Kind) -> Result<Option<Tensor>> {
     let Some([rows, columns]) = sizes_of(matrix) else { return Ok(None) };
+    // Older devices do not round to FP8 themselves.
+    if Kernels::of(matrix.device()).map_or(0, |kernels| kernels.capability) < 89 {
+        return Ok(None);
+    }
     let [scales_rows, scales_columns] = match scale.size().as_slice() {
         [] => [false, false],
         &[own, 1] if own == rows => [true, false],
@@ -86,7 +93,7 @@ pub(super) fn transposed_back(matrix: &Tensor) -> Result<Option<Tensor>> {
         && matrix.f_kind().is_ok_and(|kind| kind.elt_size_in_bytes() == 1)
         && stride == rows
         && is_aligned(matrix)
-        && [rows, columns].iter().all(|size| size % 16 == 0 && (16..1 << 22).contains(size))
+        && [rows, columns].iter().all(|size| size % 16 == 0 && (16..=MOST_ROWS).contains(size))
         && Kernels::of(device).is_ok();
     if !takes {
         return Ok(None);

@@ -78,6 +78,8 @@ pub(super) fn linear_4bit(
         && *last == columns
         && (1..=MOST_INPUTS).contains(&num_inputs)
         && columns % 32 == 0
+        && columns < 1 << 31
+        && rows < 1 << 31
         && rows * (columns / 32) < 1 << 32
         && fits(blocks, rows * columns)?
         && is_here(input, kind, blocks.packed.device())
@@ -112,7 +114,7 @@ pub(super) fn dequantize_blockwise(
         && is_here(absmax, Kind::Float, device)
         && is_here(table, Kind::Float, device)
         && table.numel() == 256
-        && (1..1 << 32).contains(&block_size)
+        && (1..1 << 31).contains(&block_size)
         && count < 1 << 28
         && absmax.numel() as i64 >= (count + block_size - 1) / block_size
         && is_ready(codes);
@@ -207,7 +209,7 @@ pub(super) fn int8_scaled_mm(
 fn fits(blocks: Blocks4bit<'_>, count: i64) -> Result<bool> {
     let Blocks4bit { packed, absmax, block_size, .. } = blocks;
     let device = packed.device();
-    Ok(block_size >= 32
+    Ok((32..=4096).contains(&block_size)
         && block_size % 32 == 0
         && is_here(packed, Kind::Uint8, device)
         && is_aligned(packed)
