@@ -1,7 +1,7 @@
-//! `cargo xtask check-cuda`: type-checks what the `cuda` feature adds, on a machine without CUDA.
+//! `cargo xtask check-cuda`: type-checks what the `cuda` feature adds, and compiles its kernels, on a machine without CUDA.
 //!
-//! Only headers are needed for that. They are taken out of the registry's packages and kept in the
-//! user's cache folder; the packages themselves, with their libraries, are not kept.
+//! Only headers and the kernels' compiler are needed for that. They are taken out of the registry's packages and kept in the
+//! user's cache folder; the packages themselves are not kept.
 
 use std::ffi::OsString;
 use std::fs;
@@ -13,10 +13,10 @@ use clap::Args;
 
 use crate::{libtorch, paths, process};
 
-/// Type-check the `cuda` feature against header packages; needs no CUDA toolkit.
+/// Type-check the `cuda` feature against header packages, and compile its kernels; needs no CUDA toolkit.
 ///
-/// Downloads NVIDIA's header packages (about 0.2 GB) on first use and keeps their headers in the user's cache folder.
-/// Compiles the C++ side and checks the Rust side; links nothing and runs nothing on a GPU.
+/// Downloads NVIDIA's packages of headers and of the compiler for kernels (about 0.3 GB) on first use and keeps what it needs of them in
+/// the user's cache folder. Compiles the C++ side and checks the Rust side; links nothing and runs nothing on a GPU.
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {}
 
@@ -31,8 +31,54 @@ pub(crate) fn run(_: &Arguments) -> Result<()> {
         let mut check = process::cargo(&["clippy", "--package", package, "--features", "cuda", "--", "-D", "warnings"]);
         process::run(check.env("ACCELERATE_CUDA_INCLUDE", &headers))?;
     }
+    compile_kernels()?;
     println!("check-cuda: the `cuda` feature compiles");
     Ok(())
+}
+
+/// The compiler that a program finds beside libtorch, of the same CUDA.
+const COMPILER: &str = "nvidia-cuda-nvrtc==13.0.*";
+
+/// Compute capabilities, without their dots: GPUs from 2018 on, of which the last two multiply FP8 numbers.
+const ARCHITECTURES: [&str; 4] = ["75", "80", "89", "90"];
+
+/// The files of `torch-ext/shim/cuda` are one program, in this order, as `torch-ext/src/cuda_kernels/enabled.rs` has them.
+const KERNELS: [&str; 3] = ["elements.cu", "quantization.cu", "fp8.cu"];
+
+/// Compiles the kernels as a program does on its GPU, where otherwise nobody would notice an error before.
+fn compile_kernels() -> Result<()> {
+    // NVRTC is a C library; Python calls it without anything to build.
+    const COMPILE: &str = "import ctypes, pathlib, sys\n\
+         folder, architectures, *files = sys.argv[1:]\n\
+         nvrtc = ctypes.CDLL(next(map(str, pathlib.Path(folder).rglob('libnvrtc.so.*'))))\n\
+         for architecture in architectures.split(','):\n\
+         \x20   program, size = ctypes.c_void_p(), ctypes.c_size_t()\n\
+         \x20   code = b''.join(pathlib.Path(file).read_bytes() for file in files)\n\
+         \x20   nvrtc.nvrtcCreateProgram(ctypes.byref(program), code, b'kernels.cu', 0, None, None)\n\
+         \x20   options = [b'--gpu-architecture=sm_' + architecture.encode(), b'--fmad=false', b'--std=c++17']\n\
+         \x20   status = nvrtc.nvrtcCompileProgram(program, len(options), (ctypes.c_char_p * len(options))(*options))\n\
+         \x20   nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))\n\
+         \x20   log = ctypes.create_string_buffer(size.value)\n\
+         \x20   nvrtc.nvrtcGetProgramLog(program, log)\n\
+         \x20   if status != 0:\n\
+         \x20       sys.exit(f'sm_{architecture}: ' + log.value.decode())\n";
+    let folder = ensure_compiler()?;
+    let kernels = paths::repository_root().join("crates/torch-ext/shim/cuda");
+    let mut compile = Command::new(libtorch::python()?);
+    compile.args(["-c", COMPILE]).arg(&folder).arg(ARCHITECTURES.join(","));
+    compile.args(KERNELS.map(|name| kernels.join(name)));
+    // The compiler looks for its second half by name.
+    compile.env("LD_LIBRARY_PATH", folder.join("nvidia/cu13/lib"));
+    process::read(&mut compile)?;
+    println!("kernels compile for sm_{}", ARCHITECTURES.join(", sm_"));
+    Ok(())
+}
+
+/// The folder with the compiler, filled if it is not there.
+fn ensure_compiler() -> Result<PathBuf> {
+    let folder = paths::cache_folder()?.join("cuda-compiler-13.0");
+    fill(&folder, &[COMPILER], "/lib/")?;
+    Ok(folder)
 }
 
 /// What `ACCELERATE_CUDA_INCLUDE` has to be; the headers are fetched if they are not there.
@@ -42,39 +88,44 @@ pub(crate) fn header_folders() -> Result<OsString> {
 
 /// The folder with the headers, filled if it is not there.
 fn ensure_headers() -> Result<PathBuf> {
-    let cache = paths::cache_folder()?;
-    let folder = cache.join("cuda-headers-13.0");
+    let folder = paths::cache_folder()?.join("cuda-headers-13.0");
+    fill(&folder, &PACKAGES, "/include/")?;
+    Ok(folder)
+}
+
+/// Fills a folder of the cache with the files of these packages in whose names `part` is, if it is not there.
+fn fill(folder: &Path, packages: &[&str], part: &str) -> Result<()> {
     if folder.is_dir() {
-        return Ok(folder);
+        return Ok(());
     }
     let python = libtorch::python()?;
     libtorch::require_pip(&python)?;
+    let cache = paths::cache_folder()?;
     fs::create_dir_all(&cache).with_context(|| format!("could not create {}", cache.display()))?;
     let _lock = libtorch::lock(&folder.with_added_extension("lock"))?;
     // Another run may have filled it while this one waited.
     if folder.is_dir() {
-        return Ok(folder);
+        return Ok(());
     }
     let wheels = folder.with_added_extension("wheels");
     let mut download = Command::new(&python);
-    download.args(["-m", "pip", "download", "--no-deps", "--dest"]).arg(&wheels).args(PACKAGES);
+    download.args(["-m", "pip", "download", "--no-deps", "--dest"]).arg(&wheels).args(packages);
     process::run(&mut download)?;
     let fresh = folder.with_added_extension("new");
     let _ = fs::remove_dir_all(&fresh);
-    take_headers(&python, &wheels, &fresh)?;
-    fs::rename(&fresh, &folder).with_context(|| format!("could not create {}", folder.display()))?;
-    fs::remove_dir_all(&wheels).with_context(|| format!("could not remove {}", wheels.display()))?;
-    Ok(folder)
+    unpack(&python, &wheels, &fresh, part)?;
+    fs::rename(&fresh, folder).with_context(|| format!("could not create {}", folder.display()))?;
+    fs::remove_dir_all(&wheels).with_context(|| format!("could not remove {}", wheels.display()))
 }
 
 /// A wheel is a zip archive, which Python reads without further packages.
-fn take_headers(python: &Path, wheels: &Path, folder: &Path) -> Result<()> {
+fn unpack(python: &Path, wheels: &Path, folder: &Path, part: &str) -> Result<()> {
     const TAKE: &str = "import pathlib, sys, zipfile\n\
          for wheel in pathlib.Path(sys.argv[1]).glob('*.whl'):\n\
          \x20   with zipfile.ZipFile(wheel) as archive:\n\
-         \x20       names = [name for name in archive.namelist() if '/include/' in name]\n\
+         \x20       names = [name for name in archive.namelist() if sys.argv[3] in name]\n\
          \x20       archive.extractall(sys.argv[2], names)\n";
-    process::read(Command::new(python).args(["-c", TAKE]).arg(wheels).arg(folder)).map(drop)
+    process::read(Command::new(python).args(["-c", TAKE]).arg(wheels).arg(folder).arg(part)).map(drop)
 }
 
 /// Every folder named `include` below `folder`, and CUDA's own library of C++ headers within.
