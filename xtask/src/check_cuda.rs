@@ -42,9 +42,6 @@ const COMPILER: &str = "nvidia-cuda-nvrtc==13.0.*";
 /// Compute capabilities, without their dots: GPUs from 2018 on, of which the last two multiply FP8 numbers.
 const ARCHITECTURES: [&str; 4] = ["75", "80", "89", "90"];
 
-/// The files of `torch-ext/shim/cuda` are one program, in this order, as `torch-ext/src/cuda_kernels/enabled.rs` has them.
-const KERNELS: [&str; 3] = ["elements.cu", "quantization.cu", "fp8.cu"];
-
 /// Compiles the kernels as a program does on its GPU, where otherwise nobody would notice an error before.
 fn compile_kernels() -> Result<()> {
     // NVRTC is a C library; Python calls it without anything to build.
@@ -63,15 +60,25 @@ fn compile_kernels() -> Result<()> {
          \x20   if status != 0:\n\
          \x20       sys.exit(f'sm_{architecture}: ' + log.value.decode())\n";
     let folder = ensure_compiler()?;
-    let kernels = paths::repository_root().join("crates/torch-ext/shim/cuda");
+    let crate_folder = paths::repository_root().join("crates/torch-ext");
+    let list = crate_folder.join("src/cuda_kernels/enabled.rs");
+    let list = fs::read_to_string(&list).with_context(|| format!("could not read {}", list.display()))?;
+    let kernels = kernel_files(&list);
+    anyhow::ensure!(!kernels.is_empty(), "src/cuda_kernels/enabled.rs of torch-ext includes no file of shim/cuda");
     let mut compile = Command::new(libtorch::python()?);
     compile.args(["-c", COMPILE]).arg(&folder).arg(ARCHITECTURES.join(","));
-    compile.args(KERNELS.map(|name| kernels.join(name)));
+    compile.args(kernels.iter().map(|name| crate_folder.join(name)));
     // The compiler looks for its second half by name.
     compile.env("LD_LIBRARY_PATH", folder.join("nvidia/cu13/lib"));
     process::read(&mut compile)?;
     println!("kernels compile for sm_{}", ARCHITECTURES.join(", sm_"));
     Ok(())
+}
+
+/// The files that are the kernels' program, in order, from the source that includes them: paths below `torch-ext`.
+fn kernel_files(source: &str) -> Vec<&str> {
+    let included = source.split("include_str!(\"../../").skip(1);
+    included.filter_map(|rest| rest.split('"').next()).collect()
 }
 
 /// The folder with the compiler, filled if it is not there.
@@ -147,6 +154,13 @@ fn include_path(folder: &Path) -> Result<OsString> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_files_of_kernels_are_those_that_are_included() {
+        let source = "concat!(include_str!(\"../../shim/a.cu\"),\n    include_str!(\"../../shim/b.cu\"))";
+        assert_eq!(kernel_files(source), ["shim/a.cu", "shim/b.cu"]);
+        assert!(kernel_files("").is_empty());
+    }
 
     #[test]
     fn all_header_folders_are_on_the_path_and_a_missing_one_is_named() {

@@ -24,7 +24,7 @@ pub(crate) struct Kernels {
 }
 
 impl Kernels {
-    /// Compiles them for the device, if that has not been done: a second or less.
+    /// Compiles them for the device, if this process has not done that: some seconds.
     ///
     /// # Errors
     /// Another device than one of CUDA; a build without it; a libtorch without its compiler.
@@ -46,6 +46,12 @@ impl Kernels {
 /// ```
 pub fn load_cuda_kernels(device: Device) -> Result<()> {
     Kernels::of(device).map(|_| ())
+}
+
+/// Is it on a device that has kernels?
+#[cfg(feature = "cuda")]
+pub(crate) fn has_kernels(tensor: &Tensor) -> bool {
+    matches!(tensor.device(), Device::Cuda(_)) && Kernels::of(tensor.device()).is_ok()
 }
 
 /// A type that the kernels have.

@@ -1,9 +1,9 @@
 //! What the kernels of CUDA devices take, which is checked here, and their calls. `None` is what they do not take.
 
 use crate::border::{Handle, check, handle};
-use crate::cuda_kernels::{Kernels, is_aligned, is_float, is_here};
+use crate::cuda_kernels::{Kernels, has_kernels, is_aligned, is_float, is_here};
 use crate::error::{Error, Result};
-use tch::{Device, Kind, Tensor};
+use tch::{Kind, Tensor};
 
 unsafe extern "C" {
     fn te_fp8_cuda_largest(matrix: Handle, skips_nan: bool, largest: Handle) -> i32;
@@ -24,12 +24,10 @@ const MOST_ROWS: i64 = 65_535 * 64;
 
 /// In one piece on a CUDA device, of a type that the kernels have?
 fn is_readable(tensor: &Tensor) -> bool {
-    let device = tensor.device();
-    matches!(device, Device::Cuda(_))
-        && tensor.f_kind().is_ok_and(|kind| is_float(kind) && is_here(tensor, kind, device))
+    tensor.f_kind().is_ok_and(|kind| is_float(kind) && is_here(tensor, kind, tensor.device()))
         && is_aligned(tensor)
         && tensor.numel() > 0
-        && Kernels::of(device).is_ok()
+        && has_kernels(tensor)
 }
 
 /// Rows and columns of a matrix whose rows can be read eight elements at a time.
@@ -89,12 +87,11 @@ pub(super) fn saturating_cast(matrix: &Tensor, scale: &Tensor, kind: Kind) -> Re
 pub(super) fn transposed_back(matrix: &Tensor) -> Result<Option<Tensor>> {
     let (device, sizes, strides) = (matrix.device(), matrix.size(), matrix.stride());
     let (&[rows, columns], &[1, stride]) = (sizes.as_slice(), strides.as_slice()) else { return Ok(None) };
-    let takes = matches!(device, Device::Cuda(_))
-        && matrix.f_kind().is_ok_and(|kind| kind.elt_size_in_bytes() == 1)
+    let takes = matrix.f_kind().is_ok_and(|kind| kind.elt_size_in_bytes() == 1)
         && stride == rows
         && is_aligned(matrix)
         && [rows, columns].iter().all(|size| size % 16 == 0 && (16..=MOST_ROWS).contains(size))
-        && Kernels::of(device).is_ok();
+        && has_kernels(matrix);
     if !takes {
         return Ok(None);
     }

@@ -1,7 +1,7 @@
 //! What the kernels take, which is checked here, and their calls. `None` is what they do not take: libtorch's operators do that.
 
 use crate::border::{Handle, check, handle};
-use crate::cuda_kernels::{Kernels, is_aligned, is_float, is_here};
+use crate::cuda_kernels::{has_kernels, is_aligned, is_float, is_here};
 use crate::error::{Error, Result};
 use crate::quantization::{Blocks4bit, FourBitCode, Int8Rows};
 use tch::{Device, Kind, Tensor};
@@ -53,7 +53,7 @@ const MULTIPLE: i64 = 8;
 
 pub(super) fn dequantize_4bit(blocks: Blocks4bit<'_>, shape: &[i64], kind: Kind) -> Result<Option<Tensor>> {
     let count: i64 = shape.iter().product();
-    if !is_float(kind) || !fits(blocks, count)? || count >= 1 << 34 || !is_ready(blocks.packed) {
+    if !is_float(kind) || !fits(blocks, count) || count >= 1 << 34 || !has_kernels(blocks.packed) {
         return Ok(None);
     }
     let numbers = empty(shape, kind, blocks.packed.device())?;
@@ -81,11 +81,11 @@ pub(super) fn linear_4bit(
         && columns < 1 << 31
         && rows < 1 << 31
         && rows * (columns / 32) < 1 << 32
-        && fits(blocks, rows * columns)?
+        && fits(blocks, rows * columns)
         && is_here(input, kind, blocks.packed.device())
         && is_aligned(input)
         && bias.is_none_or(|bias| bias.numel() as i64 == rows && is_here(bias, kind, input.device()))
-        && is_ready(input);
+        && has_kernels(input);
     if !takes {
         return Ok(None);
     }
@@ -117,7 +117,7 @@ pub(super) fn dequantize_blockwise(
         && (1..1 << 31).contains(&block_size)
         && count < 1 << 28
         && absmax.numel() as i64 >= (count + block_size - 1) / block_size
-        && is_ready(codes);
+        && has_kernels(codes);
     if !takes {
         return Ok(None);
     }
@@ -137,7 +137,7 @@ pub(super) fn int8_vectorwise_quant(matrix: &Tensor, threshold: f64) -> Result<O
         || columns == 0
         || columns >= 1 << 31
         || rows >= 1 << 31
-        || !is_ready(matrix)
+        || !has_kernels(matrix)
     {
         return Ok(None);
     }
@@ -177,7 +177,8 @@ pub(super) fn int8_scaled_mm(
         && is_here(b_scales, Kind::Float, device)
         && a_scales.numel() as i64 == m
         && b_scales.numel() as i64 == n
-        && is_ready(a);
+        && bias.is_none_or(|bias| bias.numel() as i64 == n && bias.device() == device)
+        && has_kernels(a);
     if !takes {
         return Ok(None);
     }
@@ -191,9 +192,6 @@ pub(super) fn int8_scaled_mm(
     };
     let sums = sums().map_err(tch_error)?;
     let bias = bias.map(|bias| bias.f_to_kind(Kind::Float)?.f_contiguous()).transpose().map_err(tch_error)?;
-    if bias.as_ref().is_some_and(|bias| bias.numel() as i64 != n || bias.device() != device) {
-        return Ok(None);
-    }
     let numbers = empty(&[m, n], kind, device)?;
     let bias = bias.as_ref().map_or(std::ptr::null_mut(), handle);
     // SAFETY: as above; the sums are `[at least m, n]` of int32.
@@ -206,21 +204,16 @@ pub(super) fn int8_scaled_mm(
 }
 
 /// Are there codes and scales for so many numbers?
-fn fits(blocks: Blocks4bit<'_>, count: i64) -> Result<bool> {
+fn fits(blocks: Blocks4bit<'_>, count: i64) -> bool {
     let Blocks4bit { packed, absmax, block_size, .. } = blocks;
     let device = packed.device();
-    Ok((32..=4096).contains(&block_size)
+    (32..=4096).contains(&block_size)
         && block_size % 32 == 0
         && is_here(packed, Kind::Uint8, device)
         && is_aligned(packed)
         && is_here(absmax, Kind::Float, device)
         && packed.numel() as i64 == (count + 1) / 2
-        && absmax.numel() as i64 == (count + block_size - 1) / block_size)
-}
-
-/// Has the device of the tensor kernels?
-fn is_ready(tensor: &Tensor) -> bool {
-    matches!(tensor.device(), Device::Cuda(_)) && Kernels::of(tensor.device()).is_ok()
+        && absmax.numel() as i64 == (count + block_size - 1) / block_size
 }
 
 fn empty(shape: &[i64], kind: Kind, device: Device) -> Result<Tensor> {
