@@ -1,10 +1,10 @@
 //! One adapter of a model: its parameters, made in the order of PEFT's random numbers.
 
-use super::kernels::{LayerAdapter, LayerCopy};
+use super::kernels::LayerAdapter;
 use super::layers::model_biases;
 use crate::error::{LoraError, NnError, Result};
 use crate::messages;
-use crate::nn::{AnyLayer, Init, Param, ParamStore, Path, default_bias};
+use crate::nn::{AnyLayer, Init, Linear, Param, ParamStore, Path, TransposedKernel, default_bias};
 use accelerate_core::lora::{
     AdaptedLayer, AdapterTensor, InitLoraWeights, LayerEntry, LoraBias, LoraConfig, Resolved, file_key,
 };
@@ -21,7 +21,7 @@ pub(super) struct Adapter {
     /// By the position of the layer.
     pub(super) layers: BTreeMap<usize, Arc<LayerAdapter>>,
     /// By the position of the layer.
-    pub(super) copies: BTreeMap<usize, Arc<LayerCopy>>,
+    pub(super) copies: BTreeMap<usize, Linear>,
     /// Biases of the model that are trained with it.
     pub(super) biases: Vec<Param>,
     /// Its own parameters with their names in files, in order.
@@ -140,7 +140,8 @@ impl Maker<'_> {
             }
         };
         let training = self.model.store.training_flag();
-        Ok(LayerAdapter { a, b, bias, scaling: adapted.scaling, dropout: self.config.lora_dropout, training })
+        let (a, b) = (Linear::within(a, None), Linear::within(b, bias));
+        Ok(LayerAdapter { a, b, scaling: adapted.scaling, dropout: self.config.lora_dropout, training })
     }
 
     /// Two new linear layers of PyTorch, of which the first is filled once more.
@@ -182,7 +183,7 @@ impl Maker<'_> {
         Ok([a, b])
     }
 
-    fn copies(&mut self, resolved: &Resolved) -> Result<BTreeMap<usize, Arc<LayerCopy>>> {
+    fn copies(&mut self, resolved: &Resolved) -> Result<BTreeMap<usize, Linear>> {
         let mut copies = BTreeMap::new();
         for &position in &resolved.saved {
             let (path, layer) = &self.model.layers[position];
@@ -196,7 +197,11 @@ impl Maker<'_> {
             };
             let weight = self.copy(&path, "weight", &weight)?;
             let bias = bias.map(|bias| self.copy(&path, "bias", &bias)).transpose()?;
-            copies.insert(position, Arc::new(LayerCopy { weight, bias, is_transposed }));
+            let copy = Linear::within(weight, bias);
+            if is_transposed {
+                copy.set_kernel(Arc::new(TransposedKernel));
+            }
+            copies.insert(position, copy);
         }
         Ok(copies)
     }

@@ -2,34 +2,23 @@
 
 use crate::error::Result;
 use crate::nn::{
-    AroundEmbedding, AroundLinear, DenseEmbeddingKernel, DenseKernel, EmbeddingKernel, LinearKernel, Param,
-    TrainingFlag, TransposedKernel, padding_row,
+    AroundEmbedding, AroundLinear, DenseEmbeddingKernel, EmbeddingKernel, InnerPlace, Linear, LinearKernel, Param,
+    TrainingFlag, padding_row,
 };
 use std::sync::{Arc, Mutex, PoisonError};
 use tch::{Kind, Tensor};
 use torch_ext::scalar;
 
-/// The matrices of one adapter on one layer.
+/// The two layers of one adapter on one layer. Of an embedding they are tables: their weights are what they have in use.
 #[derive(Debug)]
 pub(super) struct LayerAdapter {
-    /// `[r, in_features]`; of an embedding `[r, num_embeddings]`.
-    pub(super) a: Param,
-    /// `[out_features, r]`; of an embedding `[embedding_dim, r]`.
-    pub(super) b: Param,
-    /// `[out_features]`.
-    pub(super) bias: Option<Param>,
+    /// Its weight is `[r, in_features]`; of an embedding `[r, num_embeddings]`.
+    pub(super) a: Linear,
+    /// Its weight is `[out_features, r]`; of an embedding `[embedding_dim, r]`.
+    pub(super) b: Linear,
     pub(super) scaling: f64,
     pub(super) dropout: f64,
     pub(super) training: TrainingFlag,
-}
-
-/// An adapter's own copy of a layer (`modules_to_save`).
-#[derive(Debug)]
-pub(super) struct LayerCopy {
-    pub(super) weight: Param,
-    pub(super) bias: Option<Param>,
-    /// Is the weight `[in_features, out_features]`?
-    pub(super) is_transposed: bool,
 }
 
 /// Weight and bias of a layer into which adapters are merged.
@@ -58,10 +47,12 @@ pub(super) enum Mode {
     Base,
     /// That, and what these add to it, in this order.
     Adapters(Arc<[Arc<LayerAdapter>]>),
-    /// An adapter's own copy in place of the layer.
-    Copy(Arc<LayerCopy>),
+    /// An adapter's own copy in place of the layer (`modules_to_save`).
+    Copy(Linear),
     /// A weight into which adapters are merged; the layer's own stays as it is.
     Merged(Merged),
+    /// What it has computed before there were adapters, until it computes this again.
+    Off(Box<Mode>),
 }
 
 impl Mode {
@@ -69,8 +60,24 @@ impl Mode {
         match self {
             Self::Base => Self::Base,
             Self::Adapters(adapters) => Self::Adapters(Arc::clone(adapters)),
-            Self::Copy(copy) => Self::Copy(Arc::clone(copy)),
+            Self::Copy(copy) => Self::Copy(copy.clone()),
             Self::Merged(merged) => Self::Merged(merged.shallow_clone()),
+            Self::Off(mode) => Self::Off(Box::new(mode.shallow_clone())),
+        }
+    }
+
+    /// The layers that it consists of besides the one with adapters; `None` if it has nothing to do with how that is computed.
+    fn inner_layers(&self) -> Option<Vec<(InnerPlace, Linear)>> {
+        match self {
+            Self::Base => Some(Vec::new()),
+            Self::Adapters(adapters) => {
+                let both =
+                    |own: &Arc<LayerAdapter>| [(InnerPlace::First, own.a.clone()), (InnerPlace::Last, own.b.clone())];
+                Some(adapters.iter().flat_map(both).collect())
+            }
+            Self::Copy(copy) => Some(vec![(InnerPlace::Instead, copy.clone())]),
+            Self::Merged(_) => None,
+            Self::Off(mode) => mode.inner_layers(),
         }
     }
 }
@@ -98,6 +105,10 @@ pub(super) struct LoraLinear {
 }
 
 impl AroundLinear for LoraLinear {
+    fn inner_layers(&self) -> Option<Vec<(InnerPlace, Linear)>> {
+        self.mode.get().inner_layers()
+    }
+
     fn linear(
         &self,
         kernel: &dyn LinearKernel,
@@ -106,9 +117,8 @@ impl AroundLinear for LoraLinear {
         bias: Option<&Param>,
     ) -> Result<Tensor> {
         match self.mode.get() {
-            Mode::Base => kernel.linear(input, weight, bias),
-            Mode::Copy(copy) if copy.is_transposed => TransposedKernel.linear(input, &copy.weight, copy.bias.as_ref()),
-            Mode::Copy(copy) => DenseKernel.linear(input, &copy.weight, copy.bias.as_ref()),
+            Mode::Base | Mode::Off(_) => kernel.linear(input, weight, bias),
+            Mode::Copy(copy) => copy.forward(input),
             Mode::Merged(Merged { weight, bias, is_transposed }) => {
                 let weight = if is_transposed { weight.f_transpose(0, 1)? } else { weight };
                 Ok(input.f_linear(&weight, bias)?)
@@ -138,7 +148,7 @@ impl AroundEmbedding for LoraEmbedding {
         let num_embeddings = weight.shape().first().copied().unwrap_or_default();
         let padding_row = || padding_row(padding_idx, num_embeddings, weight.name());
         match self.mode.get() {
-            Mode::Base => kernel.embedding(indices, weight, padding_idx),
+            Mode::Base | Mode::Off(_) => kernel.embedding(indices, weight, padding_idx),
             Mode::Copy(copy) => DenseEmbeddingKernel.embedding(indices, &copy.weight, padding_idx),
             Mode::Merged(Merged { weight, .. }) => {
                 Ok(Tensor::f_embedding(&weight, indices, padding_row()?.unwrap_or(-1), false, false)?)
@@ -169,26 +179,24 @@ fn add_each(
 impl LayerAdapter {
     /// `B(A(dropout(x)))` of an input `[.., in_features]`, in the element type of the adapter.
     fn linear(&self, input: &Tensor) -> Result<Tensor> {
-        let a = self.a.get()?;
-        let input = input.f_to_kind(a.f_kind()?)?;
+        let input = input.f_to_kind(self.a.weight.kind())?;
         // Without dropout no random number is drawn.
         let input = if self.dropout > 0.0 { input.f_dropout(self.dropout, self.training.get())? } else { input };
-        let bias = self.bias.as_ref().map(Param::get).transpose()?;
-        Ok(input.f_linear(&a, None::<&Tensor>)?.f_linear(&self.b.get()?, bias)?)
+        self.b.forward(&self.a.forward(&input)?)
     }
 
     /// The rows of `(B A)^T` at `indices [..]`. The padding row of A gets no gradient.
     fn embedding(&self, indices: &Tensor, padding_row: Option<i64>) -> Result<Tensor> {
-        let table = self.a.get()?.f_transpose(0, 1)?;
+        let table = self.a.weight.get()?.f_transpose(0, 1)?;
         let rows = Tensor::f_embedding(&table, indices, padding_row.unwrap_or(-1), false, false)?;
-        Ok(rows.f_matmul(&self.b.get()?.f_transpose(0, 1)?)?)
+        Ok(rows.f_matmul(&self.b.weight.get()?.f_transpose(0, 1)?)?)
     }
 
     /// What the adapter adds to the weight of its layer, `[out_features, in_features]`, or transposed, as an embedding's
     /// `[num_embeddings, embedding_dim]`, in
     /// the element type of the adapter. As PEFT does it: half precision is multiplied in float32 on the CPU.
     pub(super) fn delta(&self, is_transposed: bool) -> Result<Tensor> {
-        let (a, b) = (self.a.full_tensor()?, self.b.full_tensor()?);
+        let (a, b) = (self.a.weight.full_tensor()?, self.b.weight.full_tensor()?);
         let kind = b.f_kind()?;
         let is_half = matches!(kind, Kind::Half | Kind::BFloat16) && !b.device().is_cuda();
         let wide = |tensor: Tensor| if is_half { tensor.f_to_kind(Kind::Float) } else { Ok(tensor) };

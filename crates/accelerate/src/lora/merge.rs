@@ -175,7 +175,7 @@ impl State {
             let kind = weight.f_kind()?;
             for (name, adapter) in adapters {
                 let _ = weight.f_add_(&adapter.delta(wrapped.adds_transposed())?.f_to_kind(kind)?)?;
-                if let Some(own) = &adapter.bias {
+                if let Some(own) = &adapter.b.bias {
                     let Some(bias) = &mut bias else {
                         return Err(LoraError::MergedWithoutBias { path: wrapped.path.clone() }.into());
                     };

@@ -373,12 +373,14 @@ impl State {
     }
 
     fn mode(&self, position: usize) -> Mode {
-        if !self.is_enabled {
-            return Mode::Base;
-        }
+        let enabled = self.enabled_mode(position);
+        if self.is_enabled || matches!(enabled, Mode::Base) { enabled } else { Mode::Off(Box::new(enabled)) }
+    }
+
+    fn enabled_mode(&self, position: usize) -> Mode {
         let active = || self.active.iter().filter_map(|name| self.adapter(name));
         if let Some(copy) = active().find_map(|adapter| adapter.copies.get(&position)) {
-            return Mode::Copy(Arc::clone(copy));
+            return Mode::Copy(copy.clone());
         }
         if let Some((_, merged)) = &self.merged {
             return merged.get(&position).map_or(Mode::Base, |merged| Mode::Merged(merged.shallow_clone()));

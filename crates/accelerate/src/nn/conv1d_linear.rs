@@ -2,7 +2,7 @@
 
 use super::init::Init;
 use super::layer::{forward_error, impl_layer};
-use super::linear::{AroundLinear, LinearKernel};
+use super::linear::{AroundLinear, InnerPlace, LinearKernel};
 use super::named_layers::{AnyLayer, SharedKernel};
 use super::{Linear, Param, Path};
 use crate::error::Result;
@@ -161,11 +161,13 @@ impl LinearLayer {
         if self.is_transposed() { [second, first] } else { [first, second] }
     }
 
-    pub(crate) fn has_adapters(&self) -> bool {
-        match self {
-            Self::Linear(linear) => linear.has_adapters(),
-            Self::Conv1D(conv) => conv.kernel.both().1.is_some(),
-        }
+    /// The layers of which its adapters consist; `None` if they are merged into a weight.
+    pub(crate) fn inner_layers(&self) -> Option<Vec<(InnerPlace, Linear)>> {
+        let around = match self {
+            Self::Linear(linear) => linear.around(),
+            Self::Conv1D(conv) => conv.kernel.both().1,
+        };
+        around.map_or_else(|| Some(Vec::new()), |around| around.inner_layers())
     }
 
     /// Is it computed by libtorch's own product?

@@ -132,10 +132,6 @@ impl Embedding {
         self.kernel.get()
     }
 
-    pub(crate) fn has_adapters(&self) -> bool {
-        self.kernel.both().1.is_some()
-    }
-
     pub(crate) fn set_around(&self, around: Option<Arc<dyn AroundEmbedding>>) {
         self.kernel.set_around(around);
     }

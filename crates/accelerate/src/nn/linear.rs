@@ -65,8 +65,23 @@ pub trait LinearKernel: Send + Sync + Debug {
     }
 }
 
+/// Where a layer stands within what goes around another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InnerPlace {
+    /// It gets the input of the layer.
+    First,
+    /// What it gives is added to the output of the layer.
+    Last,
+    /// It stands for the layer.
+    Instead,
+}
+
 /// What goes around the kernel of a linear layer, whichever that is when the layer is used.
 pub(crate) trait AroundLinear: Send + Sync + Debug {
+    /// The layers that it consists of besides the kernel: who divides that over ranks divides them, too. `None` where the kernel is not
+    /// what computes the layer.
+    fn inner_layers(&self) -> Option<Vec<(InnerPlace, Linear)>>;
+
     /// As [`LinearKernel::linear`], with `kernel` for the layer's own product.
     fn linear(&self, kernel: &dyn LinearKernel, input: &Tensor, weight: &Param, bias: Option<&Param>)
     -> Result<Tensor>;
@@ -170,9 +185,14 @@ impl Linear {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn from_params(path: impl Borrow<Path>, weight: Param, bias: Option<Param>) -> Self {
-        let layer = Self { weight, bias, kernel: SharedKernel::new(Arc::new(DenseKernel)) };
+        let layer = Self::within(weight, bias);
         path.borrow().register_layer(AnyLayer::Linear(layer.clone()));
         layer
+    }
+
+    /// A layer within another one: it is not among the layers of a model.
+    pub(crate) fn within(weight: Param, bias: Option<Param>) -> Self {
+        Self { weight, bias, kernel: SharedKernel::new(Arc::new(DenseKernel)) }
     }
 
     /// Computes the product in another way from now on, in all clones of the layer. Adapters that the layer has stay around it.
@@ -190,8 +210,8 @@ impl Linear {
         self.kernel.get().sharded_output()
     }
 
-    pub(crate) fn has_adapters(&self) -> bool {
-        self.kernel.both().1.is_some()
+    pub(super) fn around(&self) -> Option<Arc<dyn AroundLinear>> {
+        self.kernel.both().1
     }
 
     pub(crate) fn set_around(&self, around: Option<Arc<dyn AroundLinear>>) {

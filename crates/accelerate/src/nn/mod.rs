@@ -106,7 +106,7 @@ pub use graphed::{CudaGraphs, GraphedModule, Recorder};
 pub use init::Init;
 pub(crate) use init::{default_bias, is_floating};
 pub use layer::{Layer, Module};
-pub(crate) use linear::AroundLinear;
+pub(crate) use linear::{AroundLinear, InnerPlace};
 pub use linear::{DenseKernel, Linear, LinearConfig, LinearKernel};
 pub use loss::{BCEWithLogitsLoss, CrossEntropyLoss, KLDivLoss, KLDivReduction, MSELoss};
 pub(crate) use matching::{found_twice, match_names, memory_of};

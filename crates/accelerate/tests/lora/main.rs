@@ -5,6 +5,7 @@
 mod adapters;
 mod checkpoints;
 mod conv1d;
+mod divided;
 mod files;
 mod hostile;
 mod model;

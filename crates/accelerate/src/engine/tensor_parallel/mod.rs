@@ -15,7 +15,7 @@ mod tests;
 use super::replicate::{check_same_model, copy_from};
 use crate::error::{Result, StateError};
 use crate::group::Group;
-use crate::nn::{AnyLayer, Embedding, LinearLayer, Param, ParamStore};
+use crate::nn::{AnyLayer, Embedding, InnerPlace, Linear, LinearKernel, LinearLayer, Param, ParamStore};
 use crate::session::DeviceMesh;
 use accelerate_core::mesh::{Axis, Mesh};
 use accelerate_core::tensor_parallel::{DividedLayer, LayerEntry, LayerKind, ParallelStyle, TensorParallelPlan};
@@ -46,8 +46,8 @@ impl TensorParallel {
     /// `own` the model's. `is_sharded`: the slices are sharded, too. Collective.
     ///
     /// # Errors
-    /// Ranks with different models or plans; no plan at all; those of [`TensorParallelPlan::divide`]; a layer that has adapters, is
-    /// quantised, or computes with a kernel of the program's.
+    /// Ranks with different models or plans; no plan at all; those of [`TensorParallelPlan::divide`]; a layer that is quantised, or
+    /// computes with a kernel of the program's.
     pub(crate) fn start(
         mesh: &DeviceMesh,
         store: &ParamStore,
@@ -189,16 +189,16 @@ fn entry(path: &str, layer: &AnyLayer) -> LayerEntry {
 
 /// Why ranks cannot divide the layer, if they cannot.
 fn obstacle(layer: &AnyLayer) -> Option<&'static str> {
-    let (has_adapters, is_dense) = match (layer, layer.linear()) {
-        (AnyLayer::Embedding(embedding), _) => (embedding.has_adapters(), embedding.kernel().is_dense()),
-        (_, Some(linear)) => (linear.has_adapters(), linear.is_dense()),
-        _ => (false, true),
+    let (is_dense, is_merged) = match (layer, layer.linear()) {
+        (AnyLayer::Embedding(embedding), _) => (embedding.kernel().is_dense(), false),
+        (_, Some(linear)) => (linear.is_dense(), linear.inner_layers().is_none()),
+        _ => (true, false),
     };
+    if is_merged {
+        return Some("adapters are merged into it");
+    }
     if layer.params().iter().any(Param::is_stored_as_several) {
         return Some("its weight is quantised");
-    }
-    if has_adapters {
-        return Some("it has adapters");
     }
     (!is_dense).then_some("it is computed by a kernel of its own")
 }
@@ -216,14 +216,33 @@ fn slices(layers: &[(String, AnyLayer)], divided: &[DividedLayer]) -> HashMap<St
             (AnyLayer::Embedding(Embedding { weight, .. }), _) => insert(weight, own.size_index()),
             (_, Some(linear)) => {
                 let dim = own.size_index();
-                insert(linear.weight(), if linear.is_transposed() { 1 - dim } else { dim });
-                // The bias of a rowwise layer is added to the sum.
-                linear.bias().filter(|_| own.style.is_colwise()).into_iter().for_each(|bias| insert(bias, 0));
+                let mut insert_both = |weight: &Param, bias: Option<&Param>, is_transposed: bool| {
+                    insert(weight, if is_transposed { 1 - dim } else { dim });
+                    // The bias of a rowwise layer is added to the sum.
+                    bias.filter(|_| own.style.is_colwise()).into_iter().for_each(|bias| insert(bias, 0));
+                };
+                insert_both(linear.weight(), linear.bias(), linear.is_transposed());
+                for (place, inner) in divided_with(&linear, own.style) {
+                    let is_transposed = place == InnerPlace::Instead && linear.is_transposed();
+                    insert_both(&inner.weight, inner.bias.as_ref(), is_transposed);
+                }
             }
             _ => {}
         }
     }
     slices
+}
+
+/// The layers within one of this style that are divided as that is. Between the two layers of an adapter are few features, which all
+/// ranks have: with a colwise layer the second is divided, with a rowwise layer the first.
+fn divided_with(linear: &LinearLayer, style: ParallelStyle) -> Vec<(InnerPlace, Linear)> {
+    let mut inner = linear.inner_layers().unwrap_or_default();
+    inner.retain(|(place, _)| match place {
+        InnerPlace::First => style.is_rowwise(),
+        InnerPlace::Last => style.is_colwise(),
+        InnerPlace::Instead => true,
+    });
+    inner
 }
 
 fn divide_parameter(
@@ -248,12 +267,18 @@ fn set_kernel(layer: &AnyLayer, own: &DividedLayer, region: &Region) {
         }
         return;
     }
-    let Some(linear): Option<LinearLayer> = layer.linear() else { return };
-    if own.style.is_rowwise() {
-        let splits_input = own.style == ParallelStyle::RowwiseSplitInput;
-        linear.set_kernel(Arc::new(Rowwise { divided, splits_input }));
-    } else {
+    let Some(linear) = layer.linear() else { return };
+    let kernel = |divided: Divided| -> Arc<dyn LinearKernel> {
+        if own.style.is_rowwise() {
+            let splits_input = own.style == ParallelStyle::RowwiseSplitInput;
+            return Arc::new(Rowwise { divided, splits_input });
+        }
         let gathers_output = own.style == ParallelStyle::ColwiseGatherOutput;
-        linear.set_kernel(Arc::new(Colwise { divided, gathers_output, parts: own.parts }));
+        Arc::new(Colwise { divided, gathers_output, parts: own.parts })
+    };
+    for (place, inner) in divided_with(&linear, own.style) {
+        let is_transposed = place == InnerPlace::Instead && is_transposed;
+        inner.set_kernel(kernel(Divided { is_transposed, ..divided.clone() }));
     }
+    linear.set_kernel(kernel(divided));
 }

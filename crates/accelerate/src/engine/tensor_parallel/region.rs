@@ -28,9 +28,13 @@ struct Inner {
     device: OnceLock<Device>,
     /// The next layer compares its input with that of the other ranks: it is the first of a forward pass.
     compares_input: AtomicBool,
-    /// The last input of a divided layer: queries, keys and values come from one, whose gradient has to travel once.
-    entered: Mutex<Option<Entered>>,
+    /// The last inputs of divided layers, the latest one last: queries, keys and values come from one, whose gradient has to travel
+    /// once.
+    entered: Mutex<Vec<Entered>>,
 }
+
+/// A layer has one, and an adapter of it another one in between.
+const NUM_ENTERED: usize = 2;
 
 #[derive(Debug)]
 struct Entered {
@@ -67,11 +71,12 @@ impl Region {
 
     /// It has ended.
     pub(super) fn forget_input(&self) {
-        drop(self.entered().take());
+        let forgotten = std::mem::take(&mut *self.entered());
+        drop(forgotten);
     }
 
-    fn entered(&self) -> MutexGuard<'_, Option<Entered>> {
-        // Replaced as a whole.
+    fn entered(&self) -> MutexGuard<'_, Vec<Entered>> {
+        // A list of values of their own: whole after every statement, also where another thread panicked.
         self.0.entered.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -135,11 +140,11 @@ impl Region {
             return Ok(input.shallow_clone());
         }
         let (id, version) = (tensor_id(input), version(input)?);
-        let is_same = |known: &&Entered| {
+        let is_same = |known: &Entered| {
             tensor_id(&known.input) == id && known.version == version && !known.is_used.load(Ordering::Relaxed)
         };
-        if let Some(known) = self.entered().as_ref().filter(is_same) {
-            return Ok(known.output.shallow_clone());
+        if let Some(output) = self.entered_before(is_same) {
+            return Ok(output);
         }
         let (group, is_used) = (self.group().clone(), Arc::new(AtomicBool::new(false)));
         let used = Arc::clone(&is_used);
@@ -158,8 +163,22 @@ impl Region {
         )?
         .swap_remove(0);
         let entered = Entered { input: input.shallow_clone(), version, output: output.shallow_clone(), is_used };
-        *self.entered() = Some(entered);
+        let mut known = self.entered();
+        known.push(entered);
+        let forgotten = (NUM_ENTERED < known.len()).then(|| known.remove(0));
+        drop(known);
+        drop(forgotten);
         Ok(output)
+    }
+
+    /// What such an input has become; it is the latest one then.
+    fn entered_before(&self, is_same: impl Fn(&Entered) -> bool) -> Option<Tensor> {
+        let mut known = self.entered();
+        let position = known.iter().position(is_same)?;
+        let latest = known.remove(position);
+        let output = latest.output.shallow_clone();
+        known.push(latest);
+        Some(output)
     }
 
     /// The sum of all ranks' parts of an output, which nobody else has; its gradient is the same on all ranks. Collective.

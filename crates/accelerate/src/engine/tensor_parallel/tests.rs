@@ -1,6 +1,7 @@
 //! How often ranks that compute layers together have to hear of each other.
 
 use crate::error::Result;
+use crate::lora::{LoraConfig, get_peft_model};
 use crate::nn::{Linear, ModuleFn, ParamStore};
 use crate::{Accelerator, TorchTensorParallelPlugin, testing};
 use accelerate_core::mesh::Axis;
@@ -8,13 +9,16 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 /// Calls of a forward pass and of its backward pass, of divided layers: two comparisons of inputs are among the former.
-fn calls(accelerator: &Accelerator, num_first: usize) -> Result<[u64; 2]> {
+fn calls(accelerator: &Accelerator, num_first: usize, with_adapters: bool) -> Result<[u64; 2]> {
     let store = ParamStore::new(accelerator.device());
     let embed = Linear::new(store.root() / "embed", 4, 4, Default::default())?;
     let first: Vec<Linear> = (0..num_first)
         .map(|number| Linear::new(store.root() / "first" / number, 4, 6, Default::default()))
         .collect::<Result<_>>()?;
     let second = Linear::new(store.root() / "second", 6, 4, Default::default())?;
+    if with_adapters {
+        get_peft_model(&store, LoraConfig { target_modules: Some("all-linear".into()), ..Default::default() })?;
+    }
     let model = accelerator.prepare(ModuleFn::new(&store, move |x: &Tensor| {
         let x = embed.forward(x)?;
         let inner = first.iter().map(|layer| layer.forward(&x)).collect::<Result<Vec<_>>>()?;
@@ -44,7 +48,21 @@ fn a_colwise_and_a_rowwise_layer_need_one_sum_each_way() {
             parallelize_plan: Value::as_object(plan).cloned(),
         };
         let builder = Accelerator::builder().torch_tp_plugin(plugin);
-        let found = testing::ranks(2, builder, |accelerator| calls(&accelerator, num_first)).unwrap();
+        let found = testing::ranks(2, builder, |accelerator| calls(&accelerator, num_first, false)).unwrap();
         assert_eq!(found, [wanted; 2], "{plan} {num_first}");
+    }
+}
+
+/// The few features between the two layers of an adapter: of a rowwise layer they are added up in the forward pass, of a colwise layer
+/// their gradients in the backward pass. The input of several layers is still one.
+#[test]
+fn an_adapter_needs_one_small_sum() {
+    let plan = json!({ "first.*": "colwise", "second": "rowwise" });
+    for num_first in [1, 3] {
+        let plugin =
+            TorchTensorParallelPlugin { tensor_parallel_degree: Some(2), parallelize_plan: plan.as_object().cloned() };
+        let builder = Accelerator::builder().torch_tp_plugin(plugin);
+        let found = testing::ranks(2, builder, |accelerator| calls(&accelerator, num_first, true)).unwrap();
+        assert_eq!(found, [[4, 1 + num_first as u64]; 2]);
     }
 }
