@@ -61,6 +61,9 @@ void finish_int8_product(const int32_t *sums, const float *row_scales, const flo
 void multiply_4bit_few(const FourBitBlocks &blocks, int64_t rows, int64_t columns, const float *input,
                        int64_t num_inputs, float *out);
 
+// Has this processor products of bfloat16?
+bool has_bf16_products();
+
 // The same of rows of bfloat16, with the sixteen numbers rounded to bfloat16. False, with nothing done, for a number of columns
 // that is no multiple of 128, and on a processor without products of bfloat16.
 bool multiply_4bit_few_bf16(const FourBitBlocks &blocks, int64_t rows, int64_t columns, const uint16_t *input,

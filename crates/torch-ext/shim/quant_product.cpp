@@ -308,10 +308,18 @@ void multiply_4bit_few(const FourBitBlocks &blocks, int64_t rows, int64_t column
   });
 }
 
+bool has_bf16_products() {
+#ifdef TE_HAS_KERNEL
+  return widest_vectors() >= 3 && processor_has_avx512_bf16();
+#else
+  return false;
+#endif
+}
+
 bool multiply_4bit_few_bf16(const FourBitBlocks &blocks, int64_t rows, int64_t columns, const uint16_t *input,
                             int64_t num_inputs, float *out) {
 #ifdef TE_HAS_KERNEL
-  if (columns % CHUNK != 0 || widest_vectors() < 3 || !processor_has_avx512_bf16())
+  if (columns % CHUNK != 0 || !has_bf16_products())
     return false;
   std::vector<uint16_t> arranged(size_t(num_inputs * columns));
   // The codes of the four numbers that two bytes stand for, from the lowest bits up.
@@ -333,7 +341,7 @@ bool multiply_4bit_few_bf16(const FourBitBlocks &blocks, int64_t rows, int64_t c
 bool multiply_4bit_bf16(const FourBitBlocks &blocks, int64_t rows, int64_t columns, const uint16_t *input,
                         int64_t num_inputs, const float *bias, uint16_t *out) {
 #ifdef TE_HAS_KERNEL
-  if (widest_vectors() < 3 || !processor_has_avx512_bf16())
+  if (!has_bf16_products())
     return false;
   const auto fill = [=](int64_t row, int64_t kept, int64_t begin, int64_t depth, uint32_t *panel) {
     fill_panel(blocks, columns, row, kept, 2 * begin, 2 * depth, panel);

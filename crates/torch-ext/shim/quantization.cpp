@@ -103,18 +103,25 @@ at::Tensor product_4bit(const FourBitBlocks &blocks, int64_t rows, int64_t colum
                            static_cast<uint16_t *>(out.mutable_data_ptr())))
       return out;
   }
-  // Few processors have a fast product of float16; in 32 bits it is no less exact.
-  const at::ScalarType computed = type == at::kHalf ? at::kFloat : type;
+  // Few processors have a fast product of float16, and not all have one of bfloat16. In 32 bits it is no less exact, and where there is
+  // none, several times as fast (eight times with 64 rows of bfloat16 on an EPYC 7003).
+  const bool is_wider = type == at::kHalf || (type == at::kBFloat16 && !has_bf16_products());
+  const at::ScalarType computed = is_wider ? at::kFloat : type;
+  // Weights are rounded to bfloat16 on all processors.
+  const at::ScalarType rounded = type == at::kHalf ? at::kFloat : type;
+  const auto weights = [&](int64_t begin, int64_t count) {
+    return numbers_of(blocks, begin, count, columns, rounded).to(computed);
+  };
   const at::Tensor numbers = input.to(computed), addend = bias.defined() ? bias.to(computed) : bias;
   const std::optional<at::Tensor> all = addend.defined() ? std::optional(addend) : std::nullopt;
   if (!is_aligned)
-    return at::linear(numbers, numbers_of(blocks, 0, rows, columns, computed), all).to(type);
+    return at::linear(numbers, weights(0, rows), all).to(type);
   at::Tensor out = at::empty({count, rows}, at::TensorOptions(computed));
   const int64_t turn = std::max<int64_t>(16, CHUNK_BYTES / (columns * int64_t(at::elementSize(computed))) / 16 * 16);
   for (int64_t row = 0; row < rows; row += turn) {
     const int64_t some = std::min(turn, rows - row);
     at::Tensor place = out.narrow(1, row, some);
-    const at::Tensor weight = numbers_of(blocks, row, some, columns, computed).t();
+    const at::Tensor weight = weights(row, some).t();
     if (addend.defined())
       at::addmm_out(place, addend.narrow(0, row, some), numbers, weight);
     else
