@@ -19,7 +19,8 @@ use tch::Tensor;
 /// without `finish`, as after an error, ends the mode and leaves each rank its own parameters, because dropping is not
 /// collective.
 ///
-/// Parameters are averaged, frozen ones included; buffers and the optimizer's state stay the ranks' own. Averages are
+/// Parameters are averaged, frozen ones included; buffers and the optimizer's state stay the ranks' own, and a checkpoint has those of
+/// each rank ([`save_state`](Accelerator::save_state)); runs of another number of processes go on with rank 0's. Averages are
 /// means over ranks, in the dtype of the parameter. With `local_sgd_steps` 1 and plain SGD, with or without
 /// momentum, this equals averaging gradients, because the step is linear in them; with Adam it does not.
 ///
@@ -128,6 +129,7 @@ impl LocalSGD {
         }
         let enabled = enabled && accelerator.use_distributed();
         let mode = enabled.then(|| {
+            model.parameters().train_alone();
             let engine = model.shared_engine().clone();
             LocalMode { before: engine.set_gradient_sync(false), engine }
         });

@@ -208,3 +208,57 @@ fn nonsense_is_refused() {
     .unwrap_err();
     assert!(error.is_config() && error.to_string().contains("local_sgd_steps is 0"), "{error}");
 }
+
+/// What a rank has after so many steps: weights and momentum. `saves`: after that many of them, in this folder; `goes_on`: it begins there.
+fn with_momentum(
+    accelerator: &Accelerator,
+    steps: usize,
+    saves: Option<usize>,
+    goes_on: bool,
+    folder: &std::path::Path,
+) -> Result<Vec<f64>> {
+    let store = ParamStore::new(accelerator.device());
+    let linear = Linear::new(store.root(), 2, 3, Default::default())?;
+    for (index, param) in store.parameters().iter().enumerate() {
+        let values = Tensor::arange(param.numel() as i64, (Kind::Float, Device::Cpu)) * 0.3 + index as f64;
+        param.copy_(&values.sin().reshape(param.shape()))?;
+    }
+    let optimizer = accelerate::optim::AdamW::new(&store, RATE)?;
+    let model = ModuleFn::new(&store, move |x: &Tensor| linear.forward(x));
+    let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
+    if goes_on {
+        accelerator.load_state(folder)?;
+    }
+    let mut local_sgd = LocalSGD::new(accelerator, &model, 100)?;
+    for step in 0..steps {
+        let x = Tensor::from_slice(&[accelerator.process_index() as f32 + 1.0, 0.5]);
+        accelerator.backward(&model.forward(&x)?.square().sum(Kind::Float))?;
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+        local_sgd.step()?;
+        if saves == Some(step + 1) {
+            accelerator.save_state(folder)?;
+        }
+    }
+    let states = accelerator.state_dict()?;
+    let tensors = states.values().flat_map(|state| state.tensors.values());
+    Ok(tensors.flat_map(|tensor| Vec::<f64>::try_from(tensor.to_kind(Kind::Double).reshape([-1])).unwrap()).collect())
+}
+
+#[test]
+fn a_checkpoint_between_averages_has_what_each_rank_has_trained() {
+    for world_size in [2, 3] {
+        let folder = tempfile::tempdir().unwrap();
+        let run = |steps, saves, goes_on| {
+            ranks(world_size, Default::default(), |own| with_momentum(&own, steps, saves, goes_on, folder.path()))
+                .unwrap()
+        };
+        let undisturbed = run(5, Some(3), false);
+        assert_ne!(undisturbed[0], undisturbed[1]);
+        assert_eq!(run(2, None, true), undisturbed);
+        // Others go on with what one rank had, and not with a mixture.
+        let of_first = ranks(1, Default::default(), |own| with_momentum(&own, 3, None, false, folder.path())).unwrap();
+        let alone = ranks(1, Default::default(), |own| with_momentum(&own, 0, None, true, folder.path())).unwrap();
+        assert_eq!(alone, of_first);
+    }
+}

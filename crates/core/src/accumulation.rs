@@ -50,6 +50,14 @@ pub struct WindowState {
     pub step: usize,
     /// Micro-batches whose gradients are accumulated but not yet used by the optimizer.
     pub seen: usize,
+    /// By which the losses of these were divided. 0 where there are none, or it is not known: then the setting in force counts.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub num_steps: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn is_zero(number: &usize) -> bool {
+    *number == 0
 }
 
 /// The state machine behind `Accelerator::accumulate`; pure, one call per micro-batch.
@@ -72,8 +80,6 @@ pub struct Window {
     plugin: GradientAccumulationSettings,
     partial_window: PartialWindow,
     state: WindowState,
-    /// The scale given to the micro-batches of the open window so far.
-    scale: f64,
 }
 
 impl Window {
@@ -91,7 +97,7 @@ impl Window {
     /// ```
     pub fn new(plugin: GradientAccumulationSettings) -> Result<Self> {
         plugin.check()?;
-        Ok(Self { plugin, partial_window: PartialWindow::default(), state: WindowState::default(), scale: 1.0 })
+        Ok(Self { plugin, partial_window: PartialWindow::default(), state: WindowState::default() })
     }
 
     /// Chooses how a window that ends early is scaled.
@@ -130,7 +136,7 @@ impl Window {
             self.state.step.is_multiple_of(num_steps)
         };
         if self.state.seen == 0 {
-            self.scale = 1.0 / num_steps as f64;
+            self.state.num_steps = num_steps;
         }
         self.state.seen += 1;
 
@@ -139,28 +145,33 @@ impl Window {
             _ => Decision {
                 sync,
                 reduce: sync || self.plugin.sync_each_batch,
-                loss_scale: self.scale,
+                loss_scale: self.scale(),
                 rescale_accumulated: None,
                 micro_batches: self.state.seen,
             },
         };
         if sync {
-            self.state.seen = 0;
+            (self.state.seen, self.state.num_steps) = (0, 0);
         }
         decision
     }
 
     /// The last micro-batch of a window: with it, the accumulated gradients become a mean over `seen`.
     fn true_mean(&self) -> Decision {
-        let wanted = 1.0 / self.state.seen as f64;
-        let accumulated_are_off = self.state.seen > 1 && wanted != self.scale;
+        let (wanted, found) = (1.0 / self.state.seen as f64, self.scale());
+        let accumulated_are_off = self.state.seen > 1 && wanted != found;
         Decision {
             sync: true,
             reduce: true,
             loss_scale: wanted,
-            rescale_accumulated: accumulated_are_off.then(|| wanted / self.scale),
+            rescale_accumulated: accumulated_are_off.then(|| wanted / found),
             micro_batches: self.state.seen,
         }
+    }
+
+    /// What the losses of the open window are multiplied by.
+    fn scale(&self) -> f64 {
+        1.0 / self.state.num_steps as f64
     }
 
     /// The settings in force.
@@ -205,10 +216,15 @@ impl Window {
         self.state
     }
 
-    /// Goes on from a saved [`Window::state`], under the settings of this window.
+    /// Goes on from a saved [`Window::state`], under the settings of this window: one that is open keeps its scale, as in
+    /// [`set_num_steps`](Self::set_num_steps).
     pub fn restore(&mut self, state: WindowState) {
-        self.state = state;
-        self.scale = 1.0 / self.plugin.num_steps as f64;
+        let num_steps = match state {
+            WindowState { seen: 0, .. } => 0,
+            WindowState { num_steps: 0, .. } => self.plugin.num_steps,
+            WindowState { num_steps, .. } => num_steps,
+        };
+        self.state = WindowState { num_steps, ..state };
     }
 
     /// Forgets accumulated micro-batches: for after the gradients were cleared outside a window's end

@@ -10,7 +10,8 @@ use crate::checkpoint::{
 };
 use crate::error::{CheckpointError, Error, Result, shortened_to};
 use crate::messages;
-use crate::session::{Object, ObjectState, Stateful, check_same_objects};
+use crate::optim::GradScaler;
+use crate::session::{ObjectState, check_same_objects};
 use accelerate_core::accumulation::WindowState;
 use accelerate_core::checkpoint::checkpoint_name;
 use accelerate_core::config::FullyShardedSettings;
@@ -18,8 +19,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Before the number of a registered object.
 const REGISTERED: &str = "custom_checkpoint_";
@@ -51,80 +52,12 @@ impl CheckpointFolder for Option<PathBuf> {
     }
 }
 
-/// A value of the program's own that [`Accelerator::save_state`] saves and [`Accelerator::load_state`] brings back. Made by
-/// [`Accelerator::register_for_checkpointing`]. Clones are the same value.
-#[derive(Debug, Default)]
-pub struct Registered<T>(Arc<Mutex<T>>);
-
-impl<T> Clone for Registered<T> {
-    fn clone(&self) -> Self {
-        Self(Arc::clone(&self.0))
-    }
-}
-
-impl<T> Registered<T> {
-    /// The value, to look at or to change. Drop the guard before anything else asks for the value: a checkpoint that is saved or
-    /// loaded waits for it, and so does a second `lock`, also on the same thread, as with any [`Mutex`].
-    pub fn lock(&self) -> MutexGuard<'_, T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<T: Serialize + DeserializeOwned + Send> Stateful for Registered<T> {
-    fn state_dict(&self) -> Result<ObjectState> {
-        let values = serde_json::to_value(&*self.lock()).map_err(Error::other)?;
-        // Infinities become null, and nobody wants to learn that when the run is over.
-        serde_json::from_value::<T>(values.clone()).map_err(|source| CheckpointError::NotInJson { source })?;
-        Ok(ObjectState { values, ..Default::default() })
-    }
-
-    fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
-        *self.lock() = serde_json::from_value(state.values.clone()).map_err(Error::other)?;
-        Ok(())
-    }
-}
-
 pub(super) fn does_not_fit(checkpoint: &OpenCheckpoint, error: &Error) -> CheckpointError {
     let (path, reason) = (checkpoint.description_path(), shortened_to(&error.to_string(), MOST_REASON_CHARS));
     CheckpointError::DoesNotFit { path, reason }
 }
 
 impl Accelerator {
-    /// Has a value of the program's own saved and loaded with the state of the run: anything that serde can write as JSON,
-    /// such as the best loss so far (`register_for_checkpointing` of the reference). Register the same values in the same
-    /// order before [`load_state`](Self::load_state). That of rank 0 goes on on ranks that a run did not have.
-    ///
-    /// [`register_stateful`](Self::register_stateful) does so for what has tensors.
-    ///
-    /// ```
-    /// use accelerate::Accelerator;
-    ///
-    /// let folder = std::env::temp_dir().join(format!("accelerate-registered-{}", std::process::id()));
-    /// let accelerator = Accelerator::builder().cpu(true).build()?;
-    /// let best_loss = accelerator.register_for_checkpointing(f64::MAX);
-    /// *best_loss.lock() = 0.25;
-    /// accelerator.save_state(&folder)?;
-    /// *best_loss.lock() = 0.125;
-    /// accelerator.load_state(&folder)?;
-    /// assert_eq!(*best_loss.lock(), 0.25);
-    /// # std::fs::remove_dir_all(&folder).map_err(accelerate::Error::other)?;
-    /// # Ok::<(), accelerate::Error>(())
-    /// ```
-    pub fn register_for_checkpointing<T>(&self, value: T) -> Registered<T>
-    where
-        T: Serialize + DeserializeOwned + Send + 'static,
-    {
-        let registered = Registered(Arc::new(Mutex::new(value)));
-        self.register_stateful(Arc::new(registered.clone()));
-        registered
-    }
-
-    /// Has an object of the program's own saved and loaded with the state of the run, tensors included. Where processes have other
-    /// tensors, as many processes go on each with its own, and any other number with those of process 0.
-    pub fn register_stateful(&self, object: Arc<dyn Stateful>) {
-        self.session().register(Object::Registered(object));
-    }
-
     /// Saves everything that the run needs to go on from here: the objects that were prepared (parameters, states of
     /// optimizers, learning rates, positions of loaders, the loss scale), what was registered, and the random numbers of each
     /// process. Returns the folder.
@@ -340,29 +273,50 @@ impl Accelerator {
     /// Everything to be saved. The name of a checkpoint is taken to be free.
     fn run_state(&self, iteration: Option<usize>, left_out: &BTreeSet<String>) -> Result<RunState> {
         let session = self.session();
-        let WindowState { step, seen } = session.gradient_state.window_state();
-        let accumulation = WindowState { step, seen: if session.gradient_state.sync_gradients() { 0 } else { seen } };
+        let window = session.gradient_state.window_state();
+        let accumulation = match session.gradient_state.sync_gradients() {
+            true => WindowState { step: window.step, ..Default::default() },
+            false => window,
+        };
         let mut objects = session.objects().state_views(left_out)?;
         objects.insert(RANDOM_STATES.to_owned(), random_states(self.process_index(), self.device())?);
         if accumulation.seen > 0 || session.objects().optimizers().any(|optimizer| optimizer.has_fresh_gradients()) {
             let tensors = self.gradients()?;
+            if !tensors.is_empty() && self.scaler().is_some_and(GradScaler::has_unscaled) {
+                return Err(CheckpointError::UnscaledGradients.into());
+            }
             let state = ObjectState { tensors, values: session.objects().model_layouts(), ..Default::default() };
             objects.extend((!state.tensors.is_empty()).then_some((gradients_of_rank(self.process_index()), state)));
         }
         let hooks = self.hook_states(left_out)?;
         objects.extend(hooks.map(|state| (comm_hook_of_rank(self.process_index()), state)));
         let shard_size = session.mesh.shape().model_size();
-        let mut may_differ = BTreeSet::new();
-        for (name, model) in session.objects().named_models() {
-            may_differ.extend(model.store.buffers().iter().map(|buffer| (name.clone(), buffer.name().to_owned())));
-        }
-        for (name, state) in objects.iter().filter(|(name, _)| name.starts_with(REGISTERED)) {
-            let whole = state.tensors.keys().filter(|tensor| !state.layouts.contains_key(*tensor));
-            may_differ.extend(whole.map(|tensor| (name.clone(), tensor.clone())));
-        }
+        let may_differ = self.may_differ(&objects);
         let metric = *self.0.checkpoint_metric.lock().unwrap_or_else(PoisonError::into_inner);
         let (readers, unshared) = (session.objects().state_readers(), BTreeSet::new());
         Ok(RunState { objects, readers, may_differ, unshared, accumulation, shard_size, iteration, metric })
+    }
+
+    /// Object and name of each tensor that other ranks may hold otherwise: buffers, what the program has registered, and what ranks
+    /// that train by themselves have trained.
+    fn may_differ(&self, objects: &BTreeMap<String, ObjectState>) -> BTreeSet<(String, String)> {
+        let session = self.session();
+        let mut may_differ = BTreeSet::new();
+        let mut whole_objects: BTreeSet<String> = BTreeSet::new();
+        for (name, model) in session.objects().named_models() {
+            may_differ.extend(model.store.buffers().iter().map(|buffer| (name.clone(), buffer.name().to_owned())));
+            if model.was_trained_alone() {
+                // Which of the optimizers have trained it, nobody says.
+                whole_objects.extend(session.objects().named_optimizers().map(|(name, _)| name));
+                whole_objects.insert(name);
+            }
+        }
+        whole_objects.extend(objects.keys().filter(|name| name.starts_with(REGISTERED)).cloned());
+        for (name, state) in whole_objects.iter().filter_map(|name| Some((name, objects.get(name)?))) {
+            let whole = state.tensors.keys().filter(|tensor| !state.layouts.contains_key(*tensor));
+            may_differ.extend(whole.map(|tensor| (name.clone(), tensor.clone())));
+        }
+        may_differ
     }
 
     /// The states of this process's objects in a checkpoint.
@@ -421,8 +375,8 @@ impl Accelerator {
         let has_some = || checkpoint.description.objects.keys().any(|name| name.starts_with(KEPT));
         if now != before && self.is_main_process() && has_some() {
             messages::warning_here!(
-                "processes of the run had other buffers, or other registered tensors, than process 0; all go on with those of \
-                 process 0, because there are {now} now and there were {before}"
+                "processes of the run had other buffers, registered tensors, or parameters (LocalSGD) than process 0; all go on with \
+                 those of process 0, because there are {now} now and there were {before}"
             );
         }
     }

@@ -18,6 +18,7 @@ mod persistence;
 mod prepare;
 mod process_control;
 mod profile;
+mod registered;
 mod seed;
 mod should_stop;
 mod state_dict;
@@ -30,7 +31,7 @@ mod tracking;
 mod training;
 
 pub use builder::AcceleratorBuilder;
-pub use checkpointing::{CheckpointFolder, Registered};
+pub use checkpointing::CheckpointFolder;
 pub use context_parallel::ContextParallelOptions;
 pub(crate) use deep_speed::DeepSpeed;
 pub use handlers::KwargsHandler;
@@ -38,6 +39,7 @@ pub use join::JoinOptions;
 pub use models::{HasParameters, ModelRef};
 pub use operations::{PadOptions, ReduceOptions};
 pub use prepare::{Prepare, PrepareDataLoaderOptions, PrepareModelOptions, PreparedModel, kind};
+pub use registered::Registered;
 pub use seed::{SeedOptions, set_seed};
 pub use state_hooks::{RemovableHandle, StateHookContext};
 

@@ -1,5 +1,6 @@
 //! Ranks that find each other by variables of a launcher, each on a thread.
 
+mod loss_scale;
 mod nodes;
 
 use super::{Accelerator, AcceleratorBuilder};

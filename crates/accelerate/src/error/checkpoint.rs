@@ -85,14 +85,26 @@ pub(crate) enum CheckpointError {
     )]
     HalfLoaded { object: String, source: crate::Error },
 
+    #[error(
+        "gradients wait for a step that have been divided by the loss scale already, as clip_grad_norm_ does it, and a checkpoint has \
+         no place for that; save before they are clipped, or after optimizer.step() and zero_grad()"
+    )]
+    UnscaledGradients,
+
     #[error("a hook leaves out `{model}`, and no model has that name; there are {known}")]
     NoModelToLeaveOut { model: String, known: String },
 
     #[error(
         "a registered value cannot be brought back from what JSON holds of it: {source}; JSON has neither infinities nor NaN, \
-         so begin with an Option or f64::MAX"
+         so begin with None or f64::MAX"
     )]
     NotInJson { source: serde_json::Error },
+
+    #[error(
+        "a registered value has an infinite number or NaN, which would come back as nothing, because JSON has neither; put a number \
+         in its place, such as f64::MAX"
+    )]
+    NotFinite,
 
     #[error(
         "`{object}` of the checkpoint is not in this folder: with save_on_each_node each machine has that of its own processes; go on \

@@ -14,6 +14,7 @@
 use super::{Optimizer, OptimizerHandle, clip_coefficient, gradients};
 use crate::error::{Error, OptimError, Result};
 use crate::group::{Group, ReduceOp};
+use crate::nn::Param;
 use crate::session::{ObjectState, Stateful};
 use accelerate_core::config::GradScalerSettings;
 use serde::{Deserialize, Serialize};
@@ -66,6 +67,8 @@ struct Inner {
     growth_tracker: i64,
     /// Made on the device of the first loss. From then on it holds the scale and the tracker.
     on_device: Option<OnDevice>,
+    /// Gradients that have come from a checkpoint were scaled, though no loss has been here.
+    was_loaded: bool,
     entries: Vec<Entry>,
 }
 
@@ -129,7 +132,13 @@ impl GradScaler {
     pub fn new(kwargs: impl Into<GradScalerSettings>) -> Result<Self> {
         let kwargs = kwargs.into();
         kwargs.check()?;
-        let inner = Inner { kwargs: kwargs.clone(), growth_tracker: 0, on_device: None, entries: Vec::new() };
+        let inner = Inner {
+            kwargs: kwargs.clone(),
+            growth_tracker: 0,
+            on_device: None,
+            was_loaded: false,
+            entries: Vec::new(),
+        };
         Ok(Self(Arc::new(Shared { kwargs, inner: Mutex::new(inner) })))
     }
 
@@ -255,6 +264,7 @@ impl GradScaler {
         inner.growth_tracker = state.growth_tracker;
         // Made again from these values at the next loss.
         inner.on_device = None;
+        inner.was_loaded = true;
         Ok(())
     }
 
@@ -281,6 +291,12 @@ impl GradScaler {
         }
     }
 
+    /// Are there optimizers whose gradients have been divided by the scale already, and not used?
+    pub(crate) fn has_unscaled(&self) -> bool {
+        let is_unscaled = |entry: &Entry| matches!(entry.stage, Stage::Unscaled(_));
+        self.lock().entries.iter().any(is_unscaled)
+    }
+
     /// [`step`](Self::step), and [`update`](Self::update) once all announced optimizers have stepped.
     pub(crate) fn step_together(&self, optimizer: &mut impl Optimizer) -> Result<()> {
         self.step(optimizer)?;
@@ -304,6 +320,7 @@ impl GradScaler {
                 Some(Stage::Scaled) | None => (false, false),
             };
             // These gradients were made with the present scale, so it must not move before.
+            inner.take_loaded_scale(&handle)?;
             let scale = inner.scaled("step")?.scale.f_double_value(&[])?;
             if ends_step {
                 inner.end_step()?;
@@ -334,7 +351,10 @@ impl Stateful for GradScaler {
 
     fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
         let state: Option<GradScalerState> = serde_json::from_value(state.values.clone()).map_err(Error::other)?;
-        state.map_or(Ok(()), |state| GradScaler::load_state_dict(self, &state))
+        state.map_or(Ok(()), |state| GradScaler::load_state_dict(self, &state))?;
+        // The gradients that the run goes on with are scaled, whatever those before them were.
+        self.lock().entries.iter_mut().for_each(|entry| entry.stage = Stage::Scaled);
+        Ok(())
     }
 }
 
@@ -347,6 +367,15 @@ impl Inner {
             self.on_device = Some(OnDevice { scale, growth_tracker });
         }
         self.scaled("scale")
+    }
+
+    /// Puts a scale that was loaded where the gradients are, which wait for a step since before they were saved.
+    fn take_loaded_scale(&mut self, optimizer: &OptimizerHandle) -> Result<()> {
+        let gradient = optimizer.params().find_map(Param::grad);
+        if let Some(gradient) = gradient.filter(|_| self.was_loaded && self.on_device.is_none()) {
+            self.on_device(&gradient)?;
+        }
+        Ok(())
     }
 
     fn scaled(&self, call: &'static str) -> Result<&OnDevice> {
@@ -382,6 +411,7 @@ impl Inner {
             }
             Some(Entry { stage: Stage::Scaled, .. }) | None => false,
         };
+        self.take_loaded_scale(optimizer)?;
         // These gradients were made with the present scale, so it must not move before.
         let found_inf = self.divide_gradients(optimizer, call)?;
         if ends_step {

@@ -9,6 +9,7 @@ use crate::nn::{Layout, Param, ParamStore, ShardedStateDict};
 use accelerate_core::weight_files::listed;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use tch::Tensor;
 use torch_ext::autograd::{gradient_of, set_gradient};
@@ -116,6 +117,8 @@ pub(crate) struct PreparedParameters {
     pub(crate) scaling: Option<Arc<dyn Scaling>>,
     /// Those that refuse to be stepped by an optimizer that was not prepared.
     trained: Mutex<Vec<Param>>,
+    /// Have ranks trained them without averaging gradients, so that each may have others?
+    trained_alone: AtomicBool,
     fingerprints: Mutex<KnownFingerprints>,
 }
 
@@ -124,7 +127,14 @@ impl PreparedParameters {
     pub(crate) fn new(store: ParamStore, engine: Arc<dyn Engine>, evaluation_mode: bool) -> Self {
         let trained = if evaluation_mode { Vec::new() } else { store.parameters() };
         trained.iter().for_each(Param::enter_prepared_model);
-        Self { store, engine, scaling: None, trained: Mutex::new(trained), fingerprints: Mutex::default() }
+        Self {
+            store,
+            engine,
+            scaling: None,
+            trained: Mutex::new(trained),
+            trained_alone: AtomicBool::new(false),
+            fingerprints: Mutex::default(),
+        }
     }
 
     /// The same with scales that follow backward passes.
@@ -132,6 +142,16 @@ impl PreparedParameters {
         let mut parameters = self;
         parameters.scaling = scaling;
         parameters
+    }
+
+    /// From now on each rank trains by itself.
+    pub(crate) fn train_alone(&self) {
+        self.trained_alone.store(true, Ordering::Relaxed);
+    }
+
+    /// Has each rank trained by itself at any time? Then the state of optimizers stays the rank's own.
+    pub(crate) fn was_trained_alone(&self) -> bool {
+        self.trained_alone.load(Ordering::Relaxed)
     }
 
     /// Those of frozen parameters that have been computed.

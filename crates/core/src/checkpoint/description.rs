@@ -198,8 +198,8 @@ impl Checkpoint {
             let Self { world_size, shard_size, .. } = self;
             return Some(format!("it is of {world_size} processes, of which {shard_size} share a model"));
         }
-        let WindowState { step, seen } = self.accumulation;
-        if MOST_STEPS < step.max(seen) || self.iteration.is_some_and(|number| MOST_STEPS < number) {
+        let WindowState { step, seen, num_steps } = self.accumulation;
+        if MOST_STEPS < step.max(seen).max(num_steps) || self.iteration.is_some_and(|number| MOST_STEPS < number) {
             return Some(format!("its counts are not those of a run: {step}, {seen}, {:?}", self.iteration));
         }
         if let Some(file) = self.files.iter().find(|file| !is_saved_file_name(file)) {

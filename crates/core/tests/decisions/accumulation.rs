@@ -57,7 +57,7 @@ fn scales(#[case] (num_steps, num_batches): (usize, usize), #[case] wanted: &[(f
 fn a_new_epoch_starts_a_new_window() {
     let mut window = Window::new(steps(4)).unwrap();
     run(&mut window, 6);
-    assert_eq!(window.state(), WindowState { step: 0, seen: 0 });
+    assert_eq!(window.state(), WindowState::default());
     assert_eq!(run(&mut window, 6), run(&mut Window::new(steps(4)).unwrap(), 6));
 }
 
@@ -112,6 +112,21 @@ fn a_changed_number_of_steps_holds_for_the_open_window_too() {
     decisions.push(window.advance(false));
     assert_eq!(gradients_at_sync(&decisions, &[3.0, 5.0]), [4.0]);
     assert_eq!(window.plugin().num_steps, 2);
+}
+
+#[test]
+fn a_window_that_goes_on_elsewhere_keeps_the_scale_of_its_losses() {
+    let mut window = Window::new(steps(4)).unwrap();
+    let mut decisions = vec![window.advance(false), window.advance(false), window.advance(false)];
+    for (num_steps, older) in [(2, false), (4, false), (4, true)] {
+        let mut resumed = Window::new(steps(num_steps)).unwrap();
+        let state = window.state();
+        resumed.restore(if older { WindowState { num_steps: 0, ..state } } else { state });
+        decisions.truncate(3);
+        decisions.push(resumed.advance(false));
+        assert_eq!(gradients_at_sync(&decisions, &[3.0, 5.0, 7.0, 9.0]), [6.0], "{num_steps} {older}");
+        assert_eq!(resumed.state().seen, 0);
+    }
 }
 
 #[test]

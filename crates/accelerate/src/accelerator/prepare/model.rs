@@ -34,6 +34,10 @@ impl<M> PreparedModel<M> {
         &self.parameters.engine
     }
 
+    pub(crate) fn parameters(&self) -> &PreparedParameters {
+        &self.parameters
+    }
+
     pub(crate) fn is_tensor_parallel(&self) -> bool {
         self.tensor_parallel.is_some()
     }

@@ -237,3 +237,39 @@ fn parts_that_no_process_of_a_machine_has_are_named_and_nothing_is_saved() {
     }
     assert!(!disk(&folders, 0).join("checkpoints/checkpoint_0/checkpoint.manifest.json").exists());
 }
+
+/// How good a run is, the main process says: each machine keeps the same checkpoints.
+#[test]
+fn the_best_checkpoint_is_the_same_on_all_machines() {
+    let folders = TempDir::new().unwrap();
+    let builder = |rank| {
+        let project = ProjectConfiguration {
+            save_on_each_node: Some(true),
+            project_dir: Some(disk(&folders, rank)),
+            automatic_checkpoint_naming: Some(true),
+            total_limit: Some(1),
+            keep_best: Some(1),
+            ..Default::default()
+        };
+        Accelerator::builder().project_config(project)
+    };
+    on_machines((2, PER_MACHINE), builder, |accelerator| {
+        for metric in [0.25, 0.75, 0.5, 0.125] {
+            // Other processes say nothing, or something else.
+            match accelerator.process_index() {
+                0 => accelerator.set_checkpoint_metric(metric),
+                3 => accelerator.set_checkpoint_metric(-metric),
+                _ => {}
+            }
+            accelerator.save_state(None)?;
+        }
+        accelerator.wait_for_everyone()
+    })
+    .unwrap();
+    for machine in 0..2 {
+        let checkpoints = disk(&folders, machine * PER_MACHINE).join("checkpoints");
+        let mut names: Vec<_> = fs::read_dir(checkpoints).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["checkpoint_1", "checkpoint_3"], "machine {machine}");
+    }
+}

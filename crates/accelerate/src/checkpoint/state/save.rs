@@ -79,6 +79,8 @@ struct Held {
     tensors: Vec<HeldTensor>,
     /// By object.
     values: BTreeMap<String, Value>,
+    /// That of the main process counts.
+    metric: Option<f64>,
 }
 
 /// A tensor in a file.
@@ -189,7 +191,7 @@ impl PlannedSave {
 /// What this rank holds, without the numbers.
 fn held(run: &RunState, folder: &Path) -> Result<Held> {
     let values = run.objects.iter().map(|(object, state)| (object.clone(), state.values.clone()));
-    Ok(Held { tensors: held_tensors(run, folder)?, values: values.collect() })
+    Ok(Held { tensors: held_tensors(run, folder)?, values: values.collect(), metric: run.metric })
 }
 
 /// The tensors that this rank holds.
@@ -381,7 +383,7 @@ fn describe(state: &RunState, assignment: &Assignment, all: &[Held]) -> Checkpoi
     let mut checkpoint = Checkpoint::new(all.len());
     checkpoint.shard_size = state.shard_size.max(1);
     checkpoint.iteration = state.iteration;
-    checkpoint.metric = state.metric;
+    checkpoint.metric = all.first().and_then(|main| main.metric);
     checkpoint.accumulation = state.accumulation;
     checkpoint.files = assignment.files.iter().map(|file| file.name.clone()).collect();
     let mut objects: HashMap<&String, SavedObject> = HashMap::new();
