@@ -257,7 +257,13 @@ impl TensorParallelPlan {
             if rule.unit == 1 && rule.style != ParallelStyle::ColwiseGatherOutput {
                 rule.unit = other.unit;
             }
-            if other.style == ParallelStyle::PackedColwise && rule.style == ParallelStyle::Colwise {
+            let says_parts = match rule.style {
+                ParallelStyle::Colwise => false,
+                style => {
+                    style != ParallelStyle::PackedColwise || *rule != LayerRule { unit: rule.unit, ..style.into() }
+                }
+            };
+            if other.style == ParallelStyle::PackedColwise && !says_parts {
                 (rule.style, rule.parts) = (other.style, other.parts);
             }
         }
@@ -444,12 +450,14 @@ mod tests {
         let known = TensorParallelPlan::default()
             .with("h.*.qkv", LayerRule::from(ParallelStyle::PackedColwise).with_parts(3).with_unit(4))
             .with("h.*.out", LayerRule::from(ParallelStyle::Rowwise).with_unit(4));
-        let own = TensorParallelPlan::default()
-            .with("model.h.*.qkv", ParallelStyle::Colwise)
-            .with("model.h.*.out", ParallelStyle::Rowwise)
-            .with("lm_head", ParallelStyle::Colwise);
-        let divided = own.with_units_of(&known, &layers()).divide(&layers(), 2).unwrap();
-        let slices: Vec<_> = divided.iter().map(|layer| (layer.parts, layer.slices.clone())).collect();
-        assert_eq!(slices, [(3, vec![0..4, 4..8]), (1, vec![0..4, 4..8]), (1, vec![0..6, 6..11])]);
+        for style in [ParallelStyle::Colwise, ParallelStyle::PackedColwise] {
+            let own = TensorParallelPlan::default()
+                .with("model.h.*.qkv", style)
+                .with("model.h.*.out", ParallelStyle::Rowwise)
+                .with("lm_head", ParallelStyle::Colwise);
+            let divided = own.with_units_of(&known, &layers()).divide(&layers(), 2).unwrap();
+            let slices: Vec<_> = divided.iter().map(|layer| (layer.parts, layer.slices.clone())).collect();
+            assert_eq!(slices, [(3, vec![0..4, 4..8]), (1, vec![0..4, 4..8]), (1, vec![0..6, 6..11])]);
+        }
     }
 }

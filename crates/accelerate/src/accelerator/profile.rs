@@ -1,7 +1,7 @@
 //! Profiling a block of a program.
 
 use super::Accelerator;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::profile::{ProfileKwargs, ProfileTrace, Profiler};
 use accelerate_core::config::ProfileSettings;
 
@@ -67,12 +67,16 @@ impl Accelerator {
         let kwargs = kwargs.into().map_or_else(|| self.config().profile.clone(), ProfileSettings::from);
         let writes_traces = kwargs.output_trace_dir.is_some();
         let mut profiler = Profiler::start(kwargs, self.device(), self.process_index(), self.num_processes())?;
-        let output = body(&mut profiler)?;
+        let output = body(&mut profiler);
         let finished = profiler.finish();
-        if writes_traces {
-            // Also where this rank could not write, so that the others do not wait for it in vain.
-            self.wait_for_everyone()?;
-        }
+        let is_lost = |error: &Error| error.is_timeout() || error.is_peer_failure();
+        let waited = match writes_traces && !output.as_ref().is_err_and(is_lost) {
+            // Also where this rank has failed or could not write, so that the others do not wait for it in vain.
+            true => self.wait_for_everyone(),
+            false => Ok(()),
+        };
+        let output = output?;
+        waited?;
         Ok((output, finished?))
     }
 }

@@ -21,7 +21,7 @@ fn start() -> Result<Run> {
     let builder = Accelerator::builder().cpu(true).mixed_precision(MixedPrecision::Fp16).kwargs_handler(scaler);
     let accelerator = builder.build()?;
     let store = ParamStore::new(accelerator.device());
-    let weight = store.root().param("weight", ([2], Init::Const(1.0)))?;
+    let weight = store.root().param("weight", ([2], Init::Ones))?;
     let optimizer = Sgd::new(&store, 0.5)?;
     let forward: Forward = Box::new(move |x| Ok((x * weight.get()?).sum(Kind::Float)));
     let model = ModuleFn::new(&store, forward);
