@@ -33,6 +33,7 @@ pages! {
     Quantization: "docs/src/quantization.md";
     Checkpoints: "docs/src/checkpoints.md";
     CheckpointFormat: "docs/src/checkpoint_format.md";
+    PythonCheckpoints: "docs/src/python_checkpoints.md";
     Tracking: "docs/src/tracking.md";
     Logging: "docs/src/logging.md";
     Profiling: "docs/src/profiling.md";
