@@ -15,6 +15,7 @@ pages! {
     QuickTour: "docs/src/quick_tour.md";
     ComingFromPython: "docs/src/coming_from_python.md";
     Launching: "docs/src/launching.md";
+    Failures: "docs/src/failures.md";
     Notebooks: "docs/src/notebooks.md";
     Clusters: "docs/src/clusters.md";
     SeveralMachines: "docs/src/several_machines.md";
