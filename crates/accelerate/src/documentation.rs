@@ -15,6 +15,7 @@ pages! {
     QuickTour: "docs/src/quick_tour.md";
     ComingFromPython: "docs/src/coming_from_python.md";
     Launching: "docs/src/launching.md";
+    Failures: "docs/src/failures.md";
     Notebooks: "docs/src/notebooks.md";
     Clusters: "docs/src/clusters.md";
     SeveralMachines: "docs/src/several_machines.md";
@@ -33,6 +34,7 @@ pages! {
     Quantization: "docs/src/quantization.md";
     Checkpoints: "docs/src/checkpoints.md";
     CheckpointFormat: "docs/src/checkpoint_format.md";
+    PythonCheckpoints: "docs/src/python_checkpoints.md";
     Tracking: "docs/src/tracking.md";
     Logging: "docs/src/logging.md";
     Profiling: "docs/src/profiling.md";

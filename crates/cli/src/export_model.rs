@@ -40,7 +40,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "FILE", value_parser = package)]
     output: PathBuf,
 
-    /// What the package computes on. For cuda, Python needs a GPU here; nothing of that has been seen on one yet.
+    /// What the package computes on. For cuda, Python needs a GPU here.
     #[arg(long, value_name = "KIND", value_enum, default_value_t = Device::Cpu)]
     device: Device,
 

@@ -217,7 +217,9 @@ impl AcceleratorBuilder {
     /// Compilers that need Python are an error, and so is every setting that the chosen one has no use for. What there is
     /// besides "no" and "eager": "ts" for models that are TorchScript files ([`nn::ScriptModule`](crate::nn::ScriptModule)),
     /// "aot_inductor" for packages that were compiled ahead of time
-    /// ([`nn::ExportedModule`](crate::nn::ExportedModule), and [`nn::AotInductorModule`](crate::nn::AotInductorModule) for inference).
+    /// ([`nn::ExportedModule`](crate::nn::ExportedModule), and [`nn::AotInductorModule`](crate::nn::AotInductorModule) for inference), and
+    /// "cudagraphs" for models whose passes are replayed as CUDA graphs ([`nn::GraphedModule`](crate::nn::GraphedModule)), on a GPU.
+    /// [`prepare`](crate::Accelerator::prepare) refuses models that are not of the kind that was named; without a name it takes all kinds.
     ///
     /// ```
     /// use accelerate::{Accelerator, DynamoBackend, TorchDynamoPlugin};
