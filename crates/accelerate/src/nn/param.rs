@@ -3,6 +3,7 @@
 use super::activation_checkpointing::note_use;
 use super::deferred::fill;
 use super::replicated::Replicated;
+use super::sharded_state::copy_unless_there;
 use super::{DeferWeightGrad, Init};
 use crate::error::Result;
 use crate::group::Group;
@@ -62,9 +63,7 @@ pub(crate) trait Storage: Send {
     }
     /// Overwrites what this rank owns with as many elements, in the order of its layout.
     fn overwrite_shard(&self, shard: &Tensor) -> Result<()> {
-        let mut local = self.local();
-        local.f_copy_(&shard.f_reshape(local.size())?)?;
-        Ok(())
+        copy_unless_there(&self.local(), shard)
     }
     /// Fills all of it, or one row.
     fn initialise(&self, row: Option<i64>, init: Init) -> Result<()> {

@@ -129,6 +129,24 @@ impl ParamStore {
     }
 }
 
+/// Copies as many elements, unless they are the memory of `place` itself: what a checkpoint was read into. Counts as a write for whoever
+/// has saved `place` for a backward pass.
+pub(super) fn copy_unless_there(place: &Tensor, source: &Tensor) -> Result<()> {
+    let source = source.f_reshape(place.size())?;
+    let is_there = place.numel() > 0
+        && (place.data_ptr(), place.f_kind()?, place.device())
+            == (source.data_ptr(), source.f_kind()?, source.device())
+        && place.is_contiguous()
+        && source.is_contiguous();
+    // Of a view without elements the write is one to the whole tensor.
+    let (mut written, source) = match is_there {
+        true => (place.f_reshape([-1])?.f_narrow(0, 0, 0)?, source.f_reshape([-1])?.f_narrow(0, 0, 0)?),
+        false => (place.shallow_clone(), source),
+    };
+    written.f_copy_(&source)?;
+    Ok(())
+}
+
 fn mismatch(param: &Param, problem: &str) -> NnError {
     NnError::PartsMismatch { problems: vec![format!("\"{}\": {problem}", param.name())] }
 }
@@ -178,5 +196,28 @@ pub(crate) fn flat_elements(full: &Tensor, layout: &Layout) -> Result<Tensor> {
         0 => Ok(flat.f_narrow(0, 0, 0)?),
         1 => Ok(runs.swap_remove(0)),
         _ => Ok(Tensor::f_cat(&runs, 0)?),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use tch::{Device, Kind};
+    use torch_ext::autograd::version;
+
+    #[test]
+    fn what_was_read_into_place_counts_as_written() {
+        let place = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0]).view([2, 2]).set_requires_grad(true);
+        let _no_grad = tch::no_grad_guard();
+        let own = place.detach().view([-1]);
+        let before = version(&place).unwrap();
+        copy_unless_there(&place, &own).unwrap();
+        assert!(before < version(&place).unwrap());
+        // Other memory is copied.
+        copy_unless_there(&place, &Tensor::from_slice(&[5f64, 6.0, 7.0, 8.0])).unwrap();
+        assert_eq!(Vec::<f32>::try_from(own.shallow_clone()).unwrap(), [5.0, 6.0, 7.0, 8.0]);
+        assert!(copy_unless_there(&place, &Tensor::zeros([3], (Kind::Float, Device::Cpu))).is_err());
+        copy_unless_there(&place.narrow(0, 0, 0), &own.narrow(0, 0, 0)).unwrap();
     }
 }
