@@ -123,8 +123,7 @@ pub(super) fn save_state_dict(state: &StateDict, folder: &Path, options: &SaveMo
     let options = &options.clone().with_stem_of_format();
     let max_shard_bytes = options.check()?;
     let stem = options.stem.as_str();
-    prepare_folder(folder, stem)?;
-    refuse_other_saves(folder, stem, &|name| is_weight_file_of(name, stem))?;
+    prepare_model_folder(folder, stem)?;
     let tensors = distinct(state.iter());
     let mut sizes = Vec::with_capacity(tensors.len());
     for (name, tensor) in &tensors {
@@ -149,6 +148,12 @@ pub(super) fn save_state_dict(state: &StateDict, folder: &Path, options: &SaveMo
     let written = weight_paths(folder, &plan, stem);
     commit_pending(folder, stem, pending)?;
     Ok(written)
+}
+
+/// Makes a folder ready for a save of a model by itself, and fails where it would replace files of another kind of save.
+pub(super) fn prepare_model_folder(folder: &Path, stem: &str) -> Result<()> {
+    prepare_folder(folder, stem)?;
+    refuse_other_saves(folder, stem, &|name| is_weight_file_of(name, stem))
 }
 
 /// Commits what this process alone has written.
