@@ -10,6 +10,7 @@ use super::fault;
 use super::reader::open_file;
 use crate::error::{Error, Result, WeightsError};
 use crate::messages;
+use accelerate_core::checkpoint::STEM;
 use accelerate_core::weight_files::{
     Checksum, EXTENSION, Index, SaveManifest, SavedFile, TORCH_EXTENSION, is_saved_file_name, is_weight_file_of,
 };
@@ -193,11 +194,17 @@ fn pending<'a>(folder: &Path, manifest: &'a SaveManifest) -> Vec<(PathBuf, &'a S
     paths.collect()
 }
 
+/// Does the name alone say that a save of this `stem` has written a file? Those of a checkpoint are called after its objects, and
+/// its manifests list them: whatever else is called `checkpoint` is somebody else's.
+fn has_name_of(name: &str, stem: &str) -> bool {
+    stem != STEM && is_weight_file_of(name, stem)
+}
+
 /// Files of earlier saves that the save of this manifest replaces.
 fn stale(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<Vec<PathBuf>> {
     let mut names = names_in(folder)?;
     let is_stale = |name: &String| {
-        manifest.outdated.contains(name) || is_weight_file_of(name, stem) && manifest.file(name).is_none()
+        manifest.outdated.contains(name) || has_name_of(name, stem) && manifest.file(name).is_none()
     };
     names.retain(is_stale);
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
@@ -234,7 +241,8 @@ fn put_in_place(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()
     let pending = pending(folder, manifest);
     let Some((last, first)) = pending.split_last() else { return Ok(()) };
     let indexes = manifest.files.iter().map(|file| &file.name).chain(&manifest.outdated).filter(|name| is_index(name));
-    for index in indexes.chain([&Index::file_name(stem)]) {
+    let usual = Some(Index::file_name(stem)).filter(|index| has_name_of(index, stem));
+    for index in indexes.chain(&usual) {
         // Where it has its name already, it is the new one.
         if manifest.file(index).is_none() || pending.iter().any(|(path, file)| file.name == *index && path.exists()) {
             // Readers who know no manifest must not find shards of two saves under one index.
@@ -342,7 +350,7 @@ pub(super) fn check_saved_with(folder: &Path, name: &str) -> Result<()> {
         let Some(stem) = SaveManifest::stem(&manifest) else { continue };
         let lists_it =
             || read_manifest(folder, stem).is_ok_and(|found| found.is_some_and(|it| it.file(name).is_some()));
-        if is_weight_file_of(name, stem) || lists_it() {
+        if has_name_of(name, stem) || lists_it() {
             check_manifest(folder, stem, Check::Quick)?;
         }
     }

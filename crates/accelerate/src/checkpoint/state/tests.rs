@@ -223,6 +223,23 @@ fn what_a_killed_save_has_left_goes_and_what_somebody_else_put_there_stays() {
     assert_eq!(names_in(&folder).unwrap(), ["notes.txt"]);
 }
 
+/// A program may keep weights of its own under this name; what a checkpoint has is in its manifest.
+#[test]
+fn files_of_others_that_are_called_checkpoint_stay() {
+    let names = ["", "-00001-of-00002"].map(|part| format!("checkpoint{part}.safetensors"));
+    let names = names.into_iter().chain(["checkpoint.safetensors.index.json".to_owned()]);
+    let folder = TempDir::new().unwrap();
+    let paths: Vec<_> = names.map(|name| folder.path().join(name)).collect();
+    paths.iter().for_each(|path| fs::write(path, "precious").unwrap());
+    for value in [1.0, 2.0] {
+        save(folder.path(), value, &Group::single_process(), false).unwrap();
+        assert_eq!(whole_checkpoint_in(folder.path()).unwrap(), value);
+        for path in &paths {
+            assert_eq!(fs::read(path).unwrap(), b"precious", "{}", path.display());
+        }
+    }
+}
+
 #[test]
 fn what_fits_is_read_into_the_memory_that_is_there_and_only_when_all_is_known_to_be_right() {
     for (world_size, is_sharded) in [(1, false), (2, false), (3, true)] {
