@@ -189,7 +189,7 @@ fn a_checkpoint_that_is_removed_is_there_or_gone() {
         fault::plan(Some((step, Fault::Fails)));
         remove_checkpoint(&folder).unwrap_err();
         fault::plan(None);
-        match checkpoints_in(parent.path())[..] {
+        match checkpoints_in(parent.path()).unwrap()[..] {
             [FoundCheckpoint { number: 3, is_committed: true, .. }] => {
                 assert_eq!(whole_checkpoint_in(&folder).unwrap(), 1.0)
             }
@@ -367,6 +367,44 @@ fn a_save_while_files_are_opened_is_an_error() {
     assert!(error.is_checkpoint() && error.to_string().contains("somebody saved into"), "{error}");
 }
 
+/// What the manifest lists may be the files of a whole checkpoint.
+#[test]
+fn where_a_manifest_cannot_be_read_nothing_is_removed_and_nothing_replaced() {
+    let (parent, group) = (TempDir::new().unwrap(), Group::single_process());
+    let folder = parent.path().join("checkpoint_3");
+    save(&folder, 1.0, &group, false).unwrap();
+    let manifest = folder.join(SaveManifest::file_name(STEM));
+    fs::rename(folder.join("model.safetensors"), folder.join(".checkpoint.0123abcd.saving")).unwrap();
+    fs::remove_file(&manifest).unwrap();
+    // A link to itself, which is an error of the system that is not "not found".
+    std::os::unix::fs::symlink(&manifest, &manifest).unwrap();
+    let before = names_in(&folder).unwrap();
+    let store = crate::nn::ParamStore::new(Device::Cpu);
+    let saves = [
+        make_checkpoint_folder(&folder),
+        save(&folder, 2.0, &group, false),
+        super::super::save_model_weights(&store, &folder, &Default::default()).map(drop),
+    ];
+    for saved in saves {
+        let error = saved.unwrap_err();
+        assert!(error.is_weights() && error.to_string().contains("checkpoint.manifest.json"), "{error}");
+    }
+    remove_abandoned_checkpoint(&folder);
+    assert_eq!(names_in(&folder).unwrap(), before);
+    let found = checkpoints_in(parent.path()).unwrap();
+    assert!(!found[0].is_committed && found[0].problem.is_some(), "{found:?}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_read_is_not_one_without_checkpoints() {
+    let parent = TempDir::new().unwrap();
+    let file = parent.path().join("checkpoints");
+    assert!(checkpoints_in(&file).unwrap().is_empty());
+    fs::write(&file, "a file").unwrap();
+    let error = checkpoints_in(&file).unwrap_err();
+    assert!(error.is_weights() && error.to_string().contains("cannot read"), "{error}");
+}
+
 /// A checkpoint that nobody has finished, and one that is damaged, may be the best.
 #[test]
 fn what_may_be_the_best_checkpoint_stays() {
@@ -394,7 +432,7 @@ fn what_may_be_the_best_checkpoint_stays() {
         }
         change(&parent.path().join("checkpoint_1"));
         remove_outdated_checkpoints(parent.path(), 2, retention);
-        let left: Vec<usize> = checkpoints_in(parent.path()).into_iter().map(|found| found.number).collect();
+        let left: Vec<usize> = checkpoints_in(parent.path()).unwrap().into_iter().map(|found| found.number).collect();
         assert_eq!(left, [1, 2]);
     }
 }
