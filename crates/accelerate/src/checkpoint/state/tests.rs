@@ -223,6 +223,20 @@ fn what_a_killed_save_has_left_goes_and_what_somebody_else_put_there_stays() {
     assert_eq!(names_in(&folder).unwrap(), ["notes.txt"]);
 }
 
+/// Nobody would read it.
+#[test]
+fn a_tensor_in_too_many_runs_is_an_error_when_it_is_saved() {
+    let (folder, group) = (TempDir::new().unwrap(), Group::single_process());
+    let rows = accelerate_core::checkpoint::MOST_RUNS + 1;
+    let column = Layout::full([rows, 2]).slice(1, 0..1).unwrap();
+    let mut state = run_state(1.0, &group, true);
+    let model = state.objects.get_mut("model").unwrap();
+    model.tensors.insert("table".to_owned(), Tensor::zeros([rows as i64], (Kind::Uint8, Device::Cpu)));
+    model.layouts.insert("table".to_owned(), column);
+    let error = PlannedSave::new(state, &group, folder.path(), writers(&group)).unwrap_err();
+    assert!(error.is_checkpoint() && error.to_string().contains("divided into 8388609 runs"), "{error}");
+}
+
 /// A program may keep weights of its own under this name; what a checkpoint has is in its manifest.
 #[test]
 fn files_of_others_that_are_called_checkpoint_stay() {
