@@ -12,6 +12,7 @@ use accelerate::{
 use rstest::rstest;
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 /// Tensors by name, as a program keeps an average of its weights.
@@ -204,23 +205,52 @@ fn a_save_while_a_checkpoint_is_loaded_is_an_error() {
     assert_eq!(weight.local().double_value(&[0]), 2.0);
 }
 
-#[test]
-fn a_damaged_list_of_files_is_called_that() {
-    let folder = tempfile::tempdir().unwrap();
-    let project = ProjectConfiguration {
-        project_dir: Some(folder.path().to_owned()),
+fn in_project(folder: &Path) -> AcceleratorBuilder {
+    Accelerator::builder().cpu(true).project_config(ProjectConfiguration {
+        project_dir: Some(folder.to_owned()),
         automatic_checkpoint_naming: Some(true),
         ..Default::default()
-    };
-    let accelerator = Accelerator::builder().cpu(true).project_config(project).build().unwrap();
+    })
+}
+
+/// A run that took them for nothing would begin anew, and save over them.
+#[rstest]
+#[case::damaged(|manifest: &Path| fs::write(manifest, "{").unwrap())]
+#[case::a_link_to_itself(|manifest: &Path| {
+    fs::remove_file(manifest).unwrap();
+    std::os::unix::fs::symlink(manifest, manifest).unwrap();
+})]
+fn a_list_of_files_that_cannot_be_read_is_called_that(#[case] spoil: fn(&Path)) {
+    let folder = tempfile::tempdir().unwrap();
+    let accelerator = in_project(folder.path()).build().unwrap();
     let saved = [(); 2].map(|()| accelerator.save_state(None).unwrap());
-    fs::write(saved[1].join("checkpoint.manifest.json"), "{").unwrap();
+    spoil(&saved[1].join("checkpoint.manifest.json"));
     assert_eq!(accelerator.latest_checkpoint().unwrap().as_ref(), Some(&saved[0]));
     assert_eq!(accelerator.load_state(None).unwrap(), saved[0]);
-    fs::write(saved[0].join("checkpoint.manifest.json"), "{").unwrap();
-    assert_eq!(accelerator.latest_checkpoint().unwrap(), None);
-    let error = accelerator.load_state(None).unwrap_err().to_string();
-    assert!(error.contains("can be used") && error.contains("checkpoint.manifest.json"), "{error}");
+    spoil(&saved[0].join("checkpoint.manifest.json"));
+    for error in [accelerator.latest_checkpoint().unwrap_err(), accelerator.load_state(None).unwrap_err()] {
+        let text = error.to_string();
+        assert!(error.is_checkpoint() && text.contains("can be used"), "{text}");
+        assert!(text.contains("checkpoint.manifest.json"), "{text}");
+    }
+}
+
+#[test]
+fn a_folder_of_checkpoints_that_cannot_be_read_is_an_error_on_all_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("checkpoints"), "a file").unwrap();
+    testing::ranks(2, in_project(folder.path()), |accelerator| {
+        let calls = [
+            accelerator.latest_checkpoint().map(drop),
+            accelerator.load_state(None).map(drop),
+            accelerator.save_state(None).map(drop),
+        ];
+        for error in calls.map(Result::unwrap_err) {
+            assert!(error.is_weights() && error.to_string().contains("cannot read"), "{error}");
+        }
+        Ok(())
+    })
+    .unwrap();
 }
 
 #[test]

@@ -9,7 +9,7 @@ use accelerate::optim::{AcceleratedOptimizer, AcceleratedScheduler, AdamW, Linea
 use accelerate::tch::{Kind, Tensor};
 use accelerate::{
     Accelerator, AcceleratorBuilder, FullyShardedDataParallelPlugin, GradScalerKwargs, MixedPrecision, PreparedModel,
-    ProjectConfiguration, Result, ShardingStrategy, testing,
+    ProjectConfiguration, Result, ShardingStrategy, StateDictType, testing,
 };
 use rstest::rstest;
 use std::collections::BTreeMap;
@@ -488,22 +488,34 @@ fn what_cannot_be_saved_or_loaded_says_why() {
     assert_eq!(*best.lock(), 1.0);
 }
 
-/// Both have a model.safetensors.
-#[test]
-fn a_checkpoint_and_a_model_that_was_saved_by_itself_do_not_destroy_each_other() {
-    let training = training(Accelerator::builder().cpu(true).build().unwrap()).unwrap();
-    for saves_model_first in [true, false] {
-        let folder = tempfile::tempdir().unwrap();
+/// Both have a model.safetensors, or parts of it that have the same names.
+#[rstest]
+fn a_checkpoint_and_a_model_that_was_saved_by_itself_do_not_destroy_each_other(
+    #[values(1, 2)] world_size: usize,
+    #[values(true, false)] saves_model_first: bool,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = FullyShardedDataParallelPlugin { state_dict_type: Some(StateDictType::Full), ..Default::default() };
+    let builder = match world_size {
+        1 => Accelerator::builder().cpu(true),
+        _ => Accelerator::builder().fsdp_plugin(whole),
+    };
+    testing::ranks(world_size, builder, |accelerator| {
+        let training = training(accelerator)?;
         let save_model = || training.accelerator.save_model(&training.model, folder.path(), &Default::default());
         let save_state = || training.accelerator.save_state(folder.path()).map(drop);
         let (first, second): (&dyn Fn() -> Result<()>, &dyn Fn() -> Result<()>) =
             if saves_model_first { (&save_model, &save_state) } else { (&save_state, &save_model) };
-        first().unwrap();
+        first()?;
         let error = second().unwrap_err().to_string();
-        assert!(error.contains("model.safetensors belongs to the save of"), "{error}");
-        first().unwrap();
-        training.accelerator.load_checkpoint_in_model(&training.model, folder.path()).unwrap();
-    }
+        assert!(error.contains(".safetensors belongs to the save of"), "{error}");
+        first()?;
+        match saves_model_first {
+            true => training.accelerator.load_checkpoint_in_model(&training.model, folder.path()).map(drop),
+            false => training.accelerator.load_state(folder.path()).map(drop),
+        }
+    })
+    .unwrap();
 }
 
 /// Each rank has statistics of its own rows until the next forward pass takes over those of rank 0.

@@ -11,7 +11,7 @@ mod whole;
 
 pub use assign::{Assignment, HeldTensor, PlannedFile, assign};
 pub use blocks::{BLOCK_ELEMENTS, FromBlocks, blocks_of, from_blocks, num_blocks, scale_name};
-pub use description::{Checkpoint, MOST_STEPS, SavedObject, SavedPiece, SavedTensor};
+pub use description::{Checkpoint, MOST_RUNS, MOST_STEPS, SavedObject, SavedPiece, SavedTensor};
 pub use names::{Completed, Retention, checkpoint_name, checkpoint_number};
 pub use whole::{WholeTensor, WrittenBy, plan_whole_tensors};
 

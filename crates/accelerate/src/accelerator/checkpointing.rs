@@ -257,9 +257,14 @@ impl Accelerator {
     /// ```
     ///
     /// # Errors
-    /// A failure between ranks.
+    /// [`is_weights`](Error::is_weights): the folder of the checkpoints cannot be read; [`is_checkpoint`](Error::is_checkpoint):
+    /// there are some, and none that can be used, so that a run which began anew would write over them. An error on every rank.
     pub fn latest_checkpoint(&self) -> Result<Option<PathBuf>> {
-        let newest = self.newest_committed(&checkpoints_in(&self.checkpoints_dir()))?;
+        let found = self.found_checkpoints("latest_checkpoint")?;
+        let newest = self.newest_committed(&found)?;
+        let is_sure = newest.is_some() || found.iter().all(|it| it.problem.is_none());
+        let sure = if is_sure { Ok(()) } else { Err(self.no_checkpoint(&found).into()) };
+        self.group().agree_on_success("latest_checkpoint", sure)?;
         Ok(newest.map(|number| self.project_configuration().checkpoint_dir(number)))
     }
 
@@ -430,7 +435,7 @@ impl Accelerator {
             None if !project.names_checkpoints() => Err(CheckpointError::NoFolder.into()),
             None => {
                 let own = self.0.checkpoint_iteration.load(Ordering::Relaxed);
-                let found = checkpoints_in(&self.checkpoints_dir());
+                let found = self.found_checkpoints("save_state")?;
                 let free = found.last().map_or(0, |last| last.number.saturating_add(1));
                 // Machines that share no folder may have others.
                 let number = self.values_of_all(own.max(free))?.into_iter().max().unwrap_or(own);
@@ -444,17 +449,8 @@ impl Accelerator {
         if let Some(folder) = input_dir {
             return Ok(folder);
         }
-        let found = checkpoints_in(&self.checkpoints_dir());
-        let Some(newest) = self.newest_committed(&found)? else {
-            let folder = self.checkpoints_dir();
-            let problems: Vec<&str> = found.iter().filter_map(|it| it.problem.as_deref()).collect();
-            let found = match (found.len(), problems.is_empty()) {
-                (0, _) => "no checkpoint_<number> is there".to_owned(),
-                (number, true) => format!("none of the {number} folders there was completed"),
-                (number, false) => format!("none of the {number} folders there can be used: {}", problems.join("; ")),
-            };
-            return Err(CheckpointError::NoCheckpoint { folder, found }.into());
-        };
+        let found = self.found_checkpoints("load_state")?;
+        let Some(newest) = self.newest_committed(&found)? else { return Err(self.no_checkpoint(&found).into()) };
         if self.is_main_process() {
             for FoundCheckpoint { number, problem, .. } in found.iter().filter(|it| it.number > newest) {
                 let name = checkpoint_name(*number);
@@ -465,6 +461,22 @@ impl Accelerator {
             }
         }
         Ok(self.project_configuration().checkpoint_dir(newest))
+    }
+
+    /// The checkpoints of the project. Collective.
+    fn found_checkpoints(&self, op: &'static str) -> Result<Vec<FoundCheckpoint>> {
+        self.group().agree_on_success(op, checkpoints_in(&self.checkpoints_dir()))
+    }
+
+    /// Where none of those that were found can be used.
+    fn no_checkpoint(&self, found: &[FoundCheckpoint]) -> CheckpointError {
+        let problems: Vec<&str> = found.iter().filter_map(|it| it.problem.as_deref()).collect();
+        let found = match (found.len(), problems.is_empty()) {
+            (0, _) => "no checkpoint_<number> is there".to_owned(),
+            (number, true) => format!("none of the {number} folders there was completed"),
+            (number, false) => format!("none of the {number} folders there can be used: {}", problems.join("; ")),
+        };
+        CheckpointError::NoCheckpoint { folder: self.checkpoints_dir(), found }
     }
 
     /// The number of the newest checkpoint that has been completed on all machines. Collective.

@@ -8,8 +8,9 @@
 use super::atomic::{PendingFile, folder_of, io_error, names_in, remove, remove_abandoned, sample, sync_folder};
 use super::fault;
 use super::reader::open_file;
-use crate::error::{Error, Result, WeightsError};
+use crate::error::{Error, Kind, Result, WeightsError};
 use crate::messages;
+use accelerate_core::checkpoint::STEM;
 use accelerate_core::weight_files::{
     Checksum, EXTENSION, Index, SaveManifest, SavedFile, TORCH_EXTENSION, is_saved_file_name, is_weight_file_of,
 };
@@ -41,7 +42,7 @@ pub(super) fn prepare_folder(folder: &Path, stem: &str) -> Result<()> {
         Ok::<(), Error>(())
     })?;
     // What could not be finished stays until the new save counts.
-    let pending = read_manifest(folder, stem).unwrap_or_default();
+    let pending = own_manifest(folder, stem)?;
     let listed = pending.into_iter().flat_map(|manifest| manifest.files).filter_map(|file| file.temporary_name);
     remove_abandoned(folder, stem, &listed.collect::<Vec<_>>())
 }
@@ -51,7 +52,7 @@ pub(super) fn prepare_folder(folder: &Path, stem: &str) -> Result<()> {
 pub(super) fn refuse_other_saves(folder: &Path, stem: &str, is_one: &dyn Fn(&str) -> bool) -> Result<()> {
     for name in names_in(folder)? {
         let Some(other) = SaveManifest::stem(&name).filter(|other| *other != stem) else { continue };
-        let Ok(Some(manifest)) = read_manifest(folder, other) else { continue };
+        let Some(manifest) = own_manifest(folder, other)? else { continue };
         if let Some(file) = manifest.files.iter().find(|file| is_one(&file.name)) {
             let (path, manifest) = (folder.join(&file.name), name);
             return Err(WeightsError::OfAnotherSave { path, manifest }.into());
@@ -79,8 +80,8 @@ pub(super) fn commit_folder(folder: &Path, stem: &str, files: Vec<SavedFile>) ->
 
 /// The same, and all files of the earlier save go that are not written anew, whatever their names are.
 pub(super) fn commit_instead(folder: &Path, stem: &str, files: Vec<SavedFile>) -> Result<()> {
-    // One that cannot be read was no save, and its files are nobody's.
-    let earlier = read_manifest(folder, stem).ok().flatten();
+    // What is no manifest was no save, and its files are nobody's.
+    let earlier = own_manifest(folder, stem)?;
     let manifest = SaveManifest::new(files);
     let manifest = earlier.map_or(manifest.clone(), |earlier| manifest.replacing(&earlier));
     commit_manifest(folder, stem, &manifest)
@@ -133,8 +134,7 @@ fn interrupted_saves(folder: &Path) -> Result<Vec<(String, SaveManifest)>> {
     let mut found = Vec::new();
     for name in names_in(folder)? {
         let Some(stem) = SaveManifest::stem(&name) else { continue };
-        // Files that are not our manifests are ignored.
-        let Ok(Some(manifest)) = read_manifest(folder, stem) else { continue };
+        let Some(manifest) = own_manifest(folder, stem)? else { continue };
         if !pending(folder, &manifest).is_empty() {
             found.push((stem.to_owned(), manifest));
         }
@@ -193,12 +193,17 @@ fn pending<'a>(folder: &Path, manifest: &'a SaveManifest) -> Vec<(PathBuf, &'a S
     paths.collect()
 }
 
+/// Does the name alone say that a save of this `stem` has written a file? Those of a checkpoint are called after its objects, and
+/// its manifests list them: whatever else is called `checkpoint` is somebody else's.
+fn has_name_of(name: &str, stem: &str) -> bool {
+    stem != STEM && is_weight_file_of(name, stem)
+}
+
 /// Files of earlier saves that the save of this manifest replaces.
 fn stale(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<Vec<PathBuf>> {
     let mut names = names_in(folder)?;
-    let is_stale = |name: &String| {
-        manifest.outdated.contains(name) || is_weight_file_of(name, stem) && manifest.file(name).is_none()
-    };
+    let is_stale =
+        |name: &String| manifest.outdated.contains(name) || has_name_of(name, stem) && manifest.file(name).is_none();
     names.retain(is_stale);
     Ok(names.into_iter().map(|name| folder.join(name)).collect())
 }
@@ -234,7 +239,8 @@ fn put_in_place(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result<()
     let pending = pending(folder, manifest);
     let Some((last, first)) = pending.split_last() else { return Ok(()) };
     let indexes = manifest.files.iter().map(|file| &file.name).chain(&manifest.outdated).filter(|name| is_index(name));
-    for index in indexes.chain([&Index::file_name(stem)]) {
+    let usual = Some(Index::file_name(stem)).filter(|index| has_name_of(index, stem));
+    for index in indexes.chain(&usual) {
         // Where it has its name already, it is the new one.
         if manifest.file(index).is_none() || pending.iter().any(|(path, file)| file.name == *index && path.exists()) {
             // Readers who know no manifest must not find shards of two saves under one index.
@@ -268,6 +274,15 @@ pub(super) fn read_manifest(folder: &Path, stem: &str) -> Result<Option<SaveMani
     let text = String::from_utf8_lossy(&json);
     let read = SaveManifest::from_json(&text, stem);
     Ok(Some(read.map_err(|source| WeightsError::Manifest { path, source })?))
+}
+
+/// The same, and `None` for a file that is none of our manifests, whoever has written it. Whether one is ours that cannot be read
+/// at the moment is not known, so that this is an error.
+pub(super) fn own_manifest(folder: &Path, stem: &str) -> Result<Option<SaveManifest>> {
+    match read_manifest(folder, stem) {
+        Err(error) if !matches!(error.kind(), Kind::Weights(WeightsError::Io { .. })) => Ok(None),
+        read => read,
+    }
 }
 
 /// Has a save of files called `stem` been committed in the folder?
@@ -313,9 +328,11 @@ pub(super) fn verify_part(
 
 /// A regular file of at most so many bytes; `None` if there is none.
 pub(super) fn read_small(path: &Path, most_bytes: u64) -> Result<Option<Vec<u8>>> {
-    if !path.exists() {
-        return Ok(None);
-    }
+    match fs::metadata(path) {
+        // Any other error leaves open whether it is there.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        found => found.map_err(io_error("read", path))?,
+    };
     let (file, found_bytes) = open_file(path)?;
     if found_bytes > most_bytes {
         return Err(WeightsError::NotASmallFile { path: path.to_owned(), found_bytes, most_bytes }.into());
@@ -340,9 +357,8 @@ pub(super) enum Check {
 pub(super) fn check_saved_with(folder: &Path, name: &str) -> Result<()> {
     for manifest in names_in(folder)? {
         let Some(stem) = SaveManifest::stem(&manifest) else { continue };
-        let lists_it =
-            || read_manifest(folder, stem).is_ok_and(|found| found.is_some_and(|it| it.file(name).is_some()));
-        if is_weight_file_of(name, stem) || lists_it() {
+        let lists_it = || Ok::<_, Error>(own_manifest(folder, stem)?.is_some_and(|it| it.file(name).is_some()));
+        if has_name_of(name, stem) || lists_it()? {
             check_manifest(folder, stem, Check::Quick)?;
         }
     }
@@ -374,11 +390,8 @@ pub(super) fn check_manifest(folder: &Path, stem: &str, check: Check) -> Result<
 pub(super) fn saves_in(folder: &Path) -> Result<Vec<SaveManifest>> {
     let mut saves = Vec::new();
     for name in names_in(folder)? {
-        if let Some(stem) = SaveManifest::stem(&name)
-            && let Ok(Some(manifest)) = read_manifest(folder, stem)
-        {
-            saves.push(manifest.finished());
-        }
+        let Some(stem) = SaveManifest::stem(&name) else { continue };
+        saves.extend(own_manifest(folder, stem)?.map(|manifest| manifest.finished()));
     }
     Ok(saves)
 }

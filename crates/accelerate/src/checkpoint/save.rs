@@ -6,6 +6,7 @@ use super::progress::NumWritten;
 use super::writer::{write_pending, written_kind};
 use crate::error::{Result, WeightsError};
 use crate::nn::{ParamStore, StateDict};
+use accelerate_core::checkpoint::STEM;
 use accelerate_core::config::FloatType;
 use accelerate_core::weight_files::{DEFAULT_STEM, Index, TORCH_STEM, WeightFiles, is_weight_file_of, parse_size};
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -28,7 +29,7 @@ pub struct SaveModelOptions {
     /// tensors, and a pickle that names them. Default true.
     pub safe_serialization: bool,
     /// What file names begin with: the `model` of `model.safetensors`. Default `"model"`; that of files in PyTorch's format is
-    /// `"pytorch_model"`, and no others have it.
+    /// `"pytorch_model"`, and no others have it. `"checkpoint"` is refused: what `save_state` writes is called so.
     pub stem: String,
     /// The type that floating-point weights and buffers are written in. Default: their own; in `Accelerator::save_model`
     /// with DeepSpeed's `zero3_save_16bit_model` that of the mixed precision.
@@ -50,6 +51,11 @@ impl SaveModelOptions {
                 true => "files in PyTorch's format have it; say safe_serialization: false, or another stem",
                 false => "files in PyTorch's format are called pytorch_model; leave stem out",
             };
+            return Err(WeightsError::FileName { name: self.stem.clone(), reason }.into());
+        }
+        if self.stem == STEM {
+            // The manifest of a checkpoint in the same folder would have the same name.
+            let reason = "the files of save_state have it; say another stem";
             return Err(WeightsError::FileName { name: self.stem.clone(), reason }.into());
         }
         check_own_names(self.files.keys(), &self.stem)?;
@@ -123,8 +129,7 @@ pub(super) fn save_state_dict(state: &StateDict, folder: &Path, options: &SaveMo
     let options = &options.clone().with_stem_of_format();
     let max_shard_bytes = options.check()?;
     let stem = options.stem.as_str();
-    prepare_folder(folder, stem)?;
-    refuse_other_saves(folder, stem, &|name| is_weight_file_of(name, stem))?;
+    prepare_model_folder(folder, stem)?;
     let tensors = distinct(state.iter());
     let mut sizes = Vec::with_capacity(tensors.len());
     for (name, tensor) in &tensors {
@@ -149,6 +154,12 @@ pub(super) fn save_state_dict(state: &StateDict, folder: &Path, options: &SaveMo
     let written = weight_paths(folder, &plan, stem);
     commit_pending(folder, stem, pending)?;
     Ok(written)
+}
+
+/// Makes a folder ready for a save of a model by itself, and fails where it would replace files of another kind of save.
+pub(super) fn prepare_model_folder(folder: &Path, stem: &str) -> Result<()> {
+    prepare_folder(folder, stem)?;
+    refuse_other_saves(folder, stem, &|name| is_weight_file_of(name, stem))
 }
 
 /// Commits what this process alone has written.

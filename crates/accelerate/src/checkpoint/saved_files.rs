@@ -1,7 +1,7 @@
 //! What a program may ask of a folder before it saves there, and of the files of a save that it reads by itself.
 
 use super::atomic::{PendingFile, io_error, names_in, remove_abandoned};
-use super::folder::{Check, NOT_PLAIN, check_manifest, finish_interrupted_saves, read_manifest, read_small};
+use super::folder::{Check, NOT_PLAIN, check_manifest, finish_interrupted_saves, own_manifest, read_small};
 use crate::error::{Result, WeightsError};
 use accelerate_core::weight_files::{DEFAULT_STEM, SaveManifest, is_saved_file_name, is_weight_file_of};
 use std::fs;
@@ -99,8 +99,7 @@ pub fn check_saved_files(folder: impl AsRef<Path>) -> Result<()> {
     finish_interrupted_saves(folder)?;
     for manifest in names_in(folder)? {
         let Some(stem) = SaveManifest::stem(&manifest) else { continue };
-        // Files that are not our manifests are ignored.
-        if read_manifest(folder, stem).is_ok() {
+        if own_manifest(folder, stem)?.is_some() {
             check_manifest(folder, stem, Check::Quick)?;
         }
     }

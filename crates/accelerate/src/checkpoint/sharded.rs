@@ -4,8 +4,8 @@
 //! nothing is replaced before everything new is on the disks. Then the first writer puts the files of all in their places.
 
 use super::atomic::PendingFile;
-use super::folder::{commit_folder, prepare_folder};
-use super::save::{SaveModelOptions, write_index, write_own_files};
+use super::folder::commit_folder;
+use super::save::{SaveModelOptions, prepare_model_folder, write_index, write_own_files};
 use super::writer::{TensorFile, TensorSpec, written_kind};
 use crate::error::{Error, Result, WeightsError};
 use crate::group::Group;
@@ -146,14 +146,14 @@ impl<'a> Save<'a> {
             return agree_on_success(
                 self.group,
                 false,
-                self.if_first(|| prepare_folder(self.folder, &self.options.stem)),
+                self.if_first(|| prepare_model_folder(self.folder, &self.options.stem)),
             );
         }
         // A path that no rank has asked for before: file systems of a network remember what was not there.
         let path = self.folder.join(Index::file_name(&self.options.stem));
         let mut probe = None;
         let made = self.if_first(|| {
-            prepare_folder(self.folder, &self.options.stem)?;
+            prepare_model_folder(self.folder, &self.options.stem)?;
             probe = Some(PendingFile::write(&path, &self.options.stem, &[])?);
             Ok(())
         });

@@ -501,8 +501,8 @@ fn a_save_that_lost_a_file_before_it_was_finished_replaces_nothing() {
 }
 
 #[test]
-fn a_stem_that_no_manifest_could_have_is_refused() {
-    for stem in ["", ".best", "a/b", ".."] {
+fn a_stem_that_no_manifest_could_have_is_refused_and_so_is_that_of_checkpoints() {
+    for stem in ["", ".best", "a/b", "..", "checkpoint"] {
         let folder = TempDir::new().unwrap();
         let options = SaveModelOptions { stem: stem.to_owned(), ..Default::default() };
         let error = save_model_weights(&model(1.0), folder.path(), &options).unwrap_err();

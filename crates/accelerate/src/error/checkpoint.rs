@@ -74,6 +74,13 @@ pub(crate) enum CheckpointError {
     NotHeld { object: String, name: String, missing: Range<usize> },
 
     #[error(
+        "`{name}` of {object} is divided into {num_runs} runs of elements, and no checkpoint is read with more than {} of one tensor; \
+         divide its outermost dim, or have it saved whole with state_dict_type FULL_STATE_DICT",
+        accelerate_core::checkpoint::MOST_RUNS
+    )]
+    TooDivided { object: String, name: String, num_runs: usize },
+
+    #[error(
         "{} would have {num_bytes} bytes, more than is read again; divide the model over fewer processes, or into fewer tensors",
         path.display()
     )]

@@ -252,6 +252,24 @@ pub fn cases_of_parts() -> Vec<Case> {
             let pieces = it["objects"]["model"]["tensors"]["hidden.weight"]["pieces"].as_array_mut().unwrap();
             *pieces = vec![pieces[0].clone(); 100_000];
         }),
+        change("a small file as a large tensor", "has two pieces in the file", |it| {
+            let tensor = &mut it["objects"]["model"]["tensors"]["hidden.weight"];
+            let piece = &tensor["pieces"][0];
+            let (file, held) = (piece["file"].clone(), piece["layout"]["elements"]["end"].as_u64().unwrap());
+            let part = |number| json!({"shape": [held * 10_000], "elements": {"start": number * held, "end": (number + 1) * held}});
+            let pieces: Vec<Value> = (0..10_000).map(|number| json!({"file": file, "layout": part(number)})).collect();
+            (tensor["shape"], tensor["pieces"]) = (json!([held * 10_000]), json!(pieces));
+        }),
+        change("a file twice", "lists the file", |it| it["files"][1] = it["files"][0].clone()),
+        change("columns of 2^40 rows", "runs of elements", |it| {
+            let tensor = &mut it["objects"]["model"]["tensors"]["hidden.weight"];
+            let shape = [1u64 << 40, 2];
+            tensor["shape"] = json!(shape);
+            for column in 0..2u64 {
+                let slice = json!({"dim": 1, "indices": {"start": column, "end": column + 1}});
+                tensor["pieces"][column as usize]["layout"] = json!({"shape": shape, "slice": slice});
+            }
+        }),
         at_odds(change("no pieces with layouts", "has shape", |it| {
             let pieces = it["objects"]["model"]["tensors"]["hidden.weight"]["pieces"].as_array_mut().unwrap();
             pieces.iter_mut().for_each(|piece| drop(piece.as_object_mut().unwrap().remove("layout")));

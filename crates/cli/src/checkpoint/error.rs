@@ -38,8 +38,6 @@ pub(super) enum Problem {
     NoDescription,
     #[error("the manifest does not list it, and {by} does")]
     NotListed { by: &'static str },
-    #[error("the description lists it twice")]
-    ListedTwice,
     #[error("the manifest lists it, and the description does not say what is in it")]
     NotDescribed,
     #[error("it is of rank {rank} of {of}, and the description is of a run of {world_size} processes")]
@@ -62,12 +60,6 @@ pub(super) enum Problem {
     InBlocks { object: String, name: String },
     #[error("some elements of `{}` of `{}` are in more than one file", shown(name), shown(object))]
     Twice { object: String, name: String },
-    #[error(
-        "`{}` of `{}` is divided into {runs} runs of elements, more than any run of a program does",
-        shown(name),
-        shown(object)
-    )]
-    TooDivided { object: String, name: String, runs: usize },
 }
 
 impl Problem {

@@ -9,7 +9,7 @@ use safetensors::Dtype;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Display, Formatter};
 use std::marker::PhantomData;
 
@@ -19,6 +19,9 @@ const VERSION: u32 = 1;
 const MOST_RANKS: usize = 1 << 20;
 /// More steps, and checkpoints, than any run has.
 pub const MOST_STEPS: usize = usize::MAX >> 8;
+/// How many runs of elements the pieces of one tensor may have together, more than any sharding makes. Readers put them in order, and
+/// each takes some bytes of memory for that.
+pub const MOST_RUNS: usize = 1 << 23;
 
 /// What the folder of a checkpoint holds: the objects of a run, where each of their tensors lies, and what they have besides
 /// tensors. It is the file [`DESCRIPTION`](super::DESCRIPTION), which the manifest of the folder vouches for.
@@ -124,7 +127,7 @@ pub struct SavedTensor {
     /// Whether it has an element for each one of its layouts. State in blocks has not, and is of use for the same layouts only.
     #[serde(default = "yes", skip_serializing_if = "is_yes")]
     pub is_elementwise: bool,
-    /// Each number is in one of them. The same name stands for each of them in its file.
+    /// Each number is in one of them. The same name stands for each of them in its file, so that no two are in one.
     pub pieces: Vec<SavedPiece>,
 }
 
@@ -205,6 +208,10 @@ impl Checkpoint {
         if let Some(file) = self.files.iter().find(|file| !is_saved_file_name(file)) {
             return Some(format!("`{}` is not the name of a file in its folder", shown(file)));
         }
+        let mut names = BTreeSet::new();
+        if let Some(file) = self.files.iter().find(|file| !names.insert(file.as_str())) {
+            return Some(format!("it lists the file `{}` twice", shown(file)));
+        }
         self.objects.iter().find_map(|(name, object)| {
             let reason = self.check_object(object)?;
             Some(format!("of `{}`, {reason}", shown(name)))
@@ -244,7 +251,15 @@ impl Checkpoint {
         if tensor.is_elementwise && found > wanted {
             return Some(format!("has {wanted} elements, and {found} in its pieces"));
         }
-        None
+        // Under its name a file has one tensor. As several pieces, the same bytes would become a tensor of any size.
+        let mut files = BTreeSet::new();
+        if let Some(piece) = tensor.pieces.iter().find(|piece| !files.insert(piece.file)) {
+            let file = self.files.get(piece.file).map(|file| shown(file)).unwrap_or_default();
+            return Some(format!("has two pieces in the file `{file}`"));
+        }
+        let num_runs = tensor.num_runs();
+        (num_runs > MOST_RUNS)
+            .then(|| format!("is divided into {num_runs} runs of elements, and at most {MOST_RUNS} are read"))
     }
 }
 
@@ -256,6 +271,12 @@ impl SavedObject {
 }
 
 impl SavedTensor {
+    /// How many runs of elements its pieces have together. Counted without going through them.
+    pub fn num_runs(&self) -> usize {
+        let layouts = self.pieces.iter().filter_map(|piece| piece.layout.as_ref());
+        layouts.fold(0, |sum: usize, layout| sum.saturating_add(layout.runs().size_hint().0))
+    }
+
     /// Number of bytes of the full tensor.
     pub fn num_bytes(&self) -> u64 {
         let bits = self.dtype.bitsize() as u64;

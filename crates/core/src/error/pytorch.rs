@@ -86,6 +86,8 @@ pub(crate) enum ContentsProblem {
     Deep { most: usize },
     #[error("its texts have more than {most} bytes, counted as often as they are held")]
     LongTexts { most: usize },
+    #[error("its tensors have more than {most} sizes and strides, counted as often as they are held")]
+    ManySizes { most: usize },
     #[error("its values are more than {most}, counted as often as they are held")]
     ManyValues { most: usize },
     #[error("{found} cannot be written into a file of torch.save")]

@@ -176,6 +176,10 @@ fn described(rest: &str) -> String {
 #[case::unknown_type(&described(r#","objects":{"model":{"tensors":{"w":{"dtype":"F31","shape":[1],"pieces":[]}}}}"#), "F31")]
 #[case::piece_of_another(&described(r#","files":["a"],"objects":{"model":{"tensors":{"w":{"dtype":"F32","shape":[1],"pieces":[{"file":0,"layout":{"shape":[2]}}]}}}}"#), "shape [1]")]
 #[case::elements_beyond(&described(r#","files":["a"],"objects":{"model":{"tensors":{"w":{"dtype":"F32","shape":[2],"pieces":[{"file":0,"layout":{"shape":[2],"elements":{"start":0,"end":3}}}]}}}}"#), "0..3")]
+#[case::a_file_twice(&described(r#","files":["a","b","a"]"#), "the file `a` twice")]
+#[case::pieces_in_one_file(&described(r#","files":["a","b"],"objects":{"model":{"tensors":{"w":{"dtype":"F32","shape":[4],"pieces":[{"file":1,"layout":{"shape":[4],"elements":{"start":0,"end":2}}},{"file":1,"layout":{"shape":[4],"elements":{"start":2,"end":4}}}]}}}}"#), "`w` has two pieces in the file `b`")]
+#[case::blocks_in_one_file(&described(r#","files":["a"],"objects":{"model":{"tensors":{"w":{"dtype":"F32","shape":[1],"is_elementwise":false,"pieces":[{"file":0,"layout":{"shape":[4],"elements":{"start":0,"end":2}}},{"file":0,"layout":{"shape":[4],"elements":{"start":2,"end":4}}}]}}}}"#), "`w` has two pieces in the file `a`")]
+#[case::rows_without_end(&described(r#","files":["a"],"objects":{"model":{"tensors":{"w":{"dtype":"F32","shape":[1099511627776,2],"pieces":[{"file":0,"layout":{"shape":[1099511627776,2],"slice":{"dim":1,"indices":{"start":0,"end":1}}}}]}}}}"#), "`w` is divided into 1099511627776 runs")]
 #[case::a_rank_beyond(&described(r#","objects":{"model":{"values_of_ranks":{"2":1}}}"#), "rank 2")]
 fn a_description_that_contradicts_itself_is_refused(#[case] json: &str, #[case] part: &str) {
     let error = Checkpoint::from_json(json).unwrap_err();

@@ -47,17 +47,27 @@ fn dicts(times: usize) -> Vec<u8> {
 
 /// A tensor of so many elements, all of which are one.
 fn expanded(size: i64) -> Vec<u8> {
+    dict(&[("mask", tensor(&[size]))])
+}
+
+/// A tensor of 64 dims and one element, and then the same one, so many in all.
+fn repeated_tensor(times: usize) -> Vec<u8> {
+    [b"](".to_vec(), tensor(&[1; 64]), b"q\x00".to_vec(), b"h\x00".repeat(times - 1), b"e".to_vec()].concat()
+}
+
+/// A tensor of this shape, all elements of which are one.
+fn tensor(shape: &[i64]) -> Vec<u8> {
+    let numbers = |numbers: Vec<i64>| tuple(&numbers.into_iter().map(number).collect::<Vec<_>>());
     let storage = tuple(&[text("storage"), b"ctorch\nFloatStorage\n".to_vec(), text("0"), text("cpu"), number(1)]);
     let arguments = [
         [storage, b"Q".to_vec()].concat(),
         number(0),
-        tuple(&[number(size)]),
-        tuple(&[number(0)]),
+        numbers(shape.to_vec()),
+        numbers(vec![0; shape.len()]),
         b"\x89".to_vec(),
         b"ccollections\nOrderedDict\n)R".to_vec(),
     ];
-    let call = [b"ctorch._utils\n_rebuild_tensor_v2\n".to_vec(), tuple(&arguments), b"R".to_vec()].concat();
-    dict(&[("mask", call)])
+    [b"ctorch._utils\n_rebuild_tensor_v2\n".to_vec(), tuple(&arguments), b"R".to_vec()].concat()
 }
 
 #[rstest]
@@ -65,6 +75,8 @@ fn expanded(size: i64) -> Vec<u8> {
 #[case::many_texts(repeated_text(300), "its texts have more than")]
 #[case::dictionaries(dicts(10_000), "")]
 #[case::many_dictionaries(dicts((1 << 20) + 1), "there are more than 1048576 lists and dictionaries")]
+#[case::tensors(repeated_tensor(1 << 16), "")]
+#[case::many_tensors(repeated_tensor((1 << 16) + 1), "its tensors have more than 8388608 sizes and strides")]
 #[case::a_large_mask(expanded(4096 * 4096), "")]
 #[case::an_endless_mask(expanded(4096 * 8192), "its tensors repeat their elements")]
 fn what_is_held_very_often_is_refused(#[case] value: Vec<u8>, #[case] words: &str) {

@@ -52,7 +52,9 @@ impl OpenCheckpoint {
         dequantize: &Dequantize<'_>,
     ) -> Result<BTreeMap<String, InBlocks>> {
         let mut found = BTreeMap::new();
-        for (name, codes) in saved.iter().filter(|(_, tensor)| tensor.dtype == Dtype::U8) {
+        // Of what has not an element for each one of its layouts, no header says how long the layouts may be.
+        let are_codes = |tensor: &SavedTensor| tensor.dtype == Dtype::U8 && tensor.is_elementwise;
+        for (name, codes) in saved.iter().filter(|(_, tensor)| are_codes(tensor)) {
             let scales = scale_name(name).and_then(|scales| saved.get_key_value(&scales));
             let Some((scales_name, scales)) = scales.filter(|(_, tensor)| tensor.dtype == Dtype::F32) else { continue };
             let own = layout_of(object, layouts, name);
@@ -274,6 +276,20 @@ mod tests {
         let folder = saved(change);
         let error = load(&folder, Some(part(100..700)), &dequantize).unwrap_err().to_string();
         assert!(error.contains(wanted) && (error.contains("`m_scale.w`") || error.contains("`m.w`")), "{error}");
+    }
+
+    /// Their layouts are compared with no header, and may say any number of elements.
+    #[test]
+    fn codes_that_do_not_go_element_by_element_are_not_put_together() {
+        let folder = saved(|_, _| {});
+        let group = Group::single_process();
+        let mut checkpoint = OpenCheckpoint::open(&group, folder.path(), &FolderWriters(0..1)).unwrap();
+        let tensors = &mut checkpoint.description.objects.get_mut("optimizer").unwrap().tensors;
+        tensors.get_mut("m.w").unwrap().is_elementwise = false;
+        let layouts = BTreeMap::from([("w".to_owned(), part(100..700))]);
+        let loaded = checkpoint.object("optimizer", &layouts, &BTreeMap::new(), (0, 1), &dequantize);
+        let error = loaded.unwrap_err().to_string();
+        assert!(error.contains("`m.w` as state in blocks"), "{error}");
     }
 
     /// Of an optimizer that does not know what its codes stand for.

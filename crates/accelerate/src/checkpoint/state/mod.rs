@@ -27,6 +27,7 @@ use accelerate_core::checkpoint::{
 };
 use accelerate_core::weight_files::SaveManifest;
 use std::fs;
+use std::io::ErrorKind;
 use std::path::Path;
 
 /// Under this name, the states of the random numbers of all ranks.
@@ -49,24 +50,32 @@ pub(crate) struct FoundCheckpoint {
     pub(crate) problem: Option<String>,
 }
 
-/// The checkpoints in a folder of automatically named ones, in the order of their numbers.
-pub(crate) fn checkpoints_in(folder: &Path) -> Vec<FoundCheckpoint> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    let checkpoint = |entry: fs::DirEntry| {
-        let number = checkpoint_number(entry.file_name().to_str()?)?;
+/// The checkpoints in a folder of automatically named ones, in the order of their numbers; none if there is no such folder.
+pub(crate) fn checkpoints_in(folder: &Path) -> Result<Vec<FoundCheckpoint>> {
+    let entries = match fs::read_dir(folder) {
+        // Any other error leaves open what is there, and a run that takes it for nothing begins anew.
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(io_error("read", folder))?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(io_error("read", folder))?;
+        let Some(number) = entry.file_name().to_str().and_then(checkpoint_number) else { continue };
         let is_committed = is_committed(&entry.path(), STEM);
         let problem = is_committed.as_ref().err().map(ToString::to_string);
-        Some(FoundCheckpoint { number, is_committed: is_committed.unwrap_or(false), problem })
-    };
-    let mut found: Vec<FoundCheckpoint> = entries.flatten().filter_map(checkpoint).collect();
+        found.push(FoundCheckpoint { number, is_committed: is_committed.unwrap_or(false), problem });
+    }
     found.sort_unstable_by_key(|checkpoint| checkpoint.number);
-    found
+    Ok(found)
 }
 
 /// Makes room in a folder of automatically named checkpoints after checkpoint `newest` has been committed. What cannot be removed
 /// stays, which is no reason to stop.
 pub(crate) fn remove_outdated_checkpoints(folder: &Path, newest: usize, retention: Retention) {
-    let found = checkpoints_in(folder);
+    let found = checkpoints_in(folder).unwrap_or_else(|error| {
+        messages::warning_here!("{error}; no older checkpoint is removed");
+        Vec::new()
+    });
     // What is not asked for is not read: descriptions are long.
     let metric = |number| retention.keep_best.map_or(Ok(None), |_| metric_of(&folder.join(checkpoint_name(number))));
     let completed = found.iter().filter(|checkpoint| checkpoint.is_committed);
@@ -118,7 +127,7 @@ fn remove_folder(folder: &Path) -> Result<()> {
 /// Removes what a save that was killed has left of a checkpoint, if nothing else is in its folder, and nobody writes there.
 fn remove_abandoned_checkpoint(folder: &Path) {
     // One of a later version, or one that cannot be read now, may be whole.
-    if folder.join(SaveManifest::file_name(STEM)).exists() {
+    if !matches!(folder.join(SaveManifest::file_name(STEM)).try_exists(), Ok(false)) {
         return;
     }
     // A folder in which something is left stays: whatever it is, it is not ours to remove.

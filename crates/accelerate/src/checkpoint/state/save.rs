@@ -13,7 +13,7 @@ use crate::offload::is_outline;
 use crate::session::{ObjectState, StateReader, StateReaders};
 use accelerate_core::accumulation::WindowState;
 use accelerate_core::checkpoint::{
-    Assignment, Checkpoint, DESCRIPTION, HeldTensor, STEM, SavedObject, SavedTensor, assign,
+    Assignment, Checkpoint, DESCRIPTION, HeldTensor, MOST_RUNS, STEM, SavedObject, SavedTensor, assign,
 };
 use accelerate_core::layout::Layout;
 use accelerate_core::weight_files::{Index, IndexMetadata, SavedFile, is_weight_file_of};
@@ -347,6 +347,11 @@ impl PlannedSave {
 }
 
 fn check_complete(object: &str, name: &str, tensor: &SavedTensor) -> Result<()> {
+    let num_runs = tensor.num_runs();
+    if num_runs > MOST_RUNS {
+        let (object, name) = (object.to_owned(), name.to_owned());
+        return Err(CheckpointError::TooDivided { object, name, num_runs }.into());
+    }
     let layouts: Option<Vec<&Layout>> = tensor.pieces.iter().map(|piece| piece.layout.as_ref()).collect();
     let Some(layouts) = layouts.filter(|_| tensor.is_elementwise) else { return Ok(()) };
     match Layout::full(tensor.shape.clone()).copies_from(layouts) {

@@ -189,7 +189,7 @@ fn a_checkpoint_that_is_removed_is_there_or_gone() {
         fault::plan(Some((step, Fault::Fails)));
         remove_checkpoint(&folder).unwrap_err();
         fault::plan(None);
-        match checkpoints_in(parent.path())[..] {
+        match checkpoints_in(parent.path()).unwrap()[..] {
             [FoundCheckpoint { number: 3, is_committed: true, .. }] => {
                 assert_eq!(whole_checkpoint_in(&folder).unwrap(), 1.0)
             }
@@ -221,6 +221,37 @@ fn what_a_killed_save_has_left_goes_and_what_somebody_else_put_there_stays() {
     fs::write(folder.join("notes.txt"), "precious").unwrap();
     remove_abandoned_checkpoint(&folder);
     assert_eq!(names_in(&folder).unwrap(), ["notes.txt"]);
+}
+
+/// Nobody would read it.
+#[test]
+fn a_tensor_in_too_many_runs_is_an_error_when_it_is_saved() {
+    let (folder, group) = (TempDir::new().unwrap(), Group::single_process());
+    let rows = accelerate_core::checkpoint::MOST_RUNS + 1;
+    let column = Layout::full([rows, 2]).slice(1, 0..1).unwrap();
+    let mut state = run_state(1.0, &group, true);
+    let model = state.objects.get_mut("model").unwrap();
+    model.tensors.insert("table".to_owned(), Tensor::zeros([rows as i64], (Kind::Uint8, Device::Cpu)));
+    model.layouts.insert("table".to_owned(), column);
+    let error = PlannedSave::new(state, &group, folder.path(), writers(&group)).unwrap_err();
+    assert!(error.is_checkpoint() && error.to_string().contains("divided into 8388609 runs"), "{error}");
+}
+
+/// A program may keep weights of its own under this name; what a checkpoint has is in its manifest.
+#[test]
+fn files_of_others_that_are_called_checkpoint_stay() {
+    let names = ["", "-00001-of-00002"].map(|part| format!("checkpoint{part}.safetensors"));
+    let names = names.into_iter().chain(["checkpoint.safetensors.index.json".to_owned()]);
+    let folder = TempDir::new().unwrap();
+    let paths: Vec<_> = names.map(|name| folder.path().join(name)).collect();
+    paths.iter().for_each(|path| fs::write(path, "precious").unwrap());
+    for value in [1.0, 2.0] {
+        save(folder.path(), value, &Group::single_process(), false).unwrap();
+        assert_eq!(whole_checkpoint_in(folder.path()).unwrap(), value);
+        for path in &paths {
+            assert_eq!(fs::read(path).unwrap(), b"precious", "{}", path.display());
+        }
+    }
 }
 
 #[test]
@@ -350,6 +381,44 @@ fn a_save_while_files_are_opened_is_an_error() {
     assert!(error.is_checkpoint() && error.to_string().contains("somebody saved into"), "{error}");
 }
 
+/// What the manifest lists may be the files of a whole checkpoint.
+#[test]
+fn where_a_manifest_cannot_be_read_nothing_is_removed_and_nothing_replaced() {
+    let (parent, group) = (TempDir::new().unwrap(), Group::single_process());
+    let folder = parent.path().join("checkpoint_3");
+    save(&folder, 1.0, &group, false).unwrap();
+    let manifest = folder.join(SaveManifest::file_name(STEM));
+    fs::rename(folder.join("model.safetensors"), folder.join(".checkpoint.0123abcd.saving")).unwrap();
+    fs::remove_file(&manifest).unwrap();
+    // A link to itself, which is an error of the system that is not "not found".
+    std::os::unix::fs::symlink(&manifest, &manifest).unwrap();
+    let before = names_in(&folder).unwrap();
+    let store = crate::nn::ParamStore::new(Device::Cpu);
+    let saves = [
+        make_checkpoint_folder(&folder),
+        save(&folder, 2.0, &group, false),
+        super::super::save_model_weights(&store, &folder, &Default::default()).map(drop),
+    ];
+    for saved in saves {
+        let error = saved.unwrap_err();
+        assert!(error.is_weights() && error.to_string().contains("checkpoint.manifest.json"), "{error}");
+    }
+    remove_abandoned_checkpoint(&folder);
+    assert_eq!(names_in(&folder).unwrap(), before);
+    let found = checkpoints_in(parent.path()).unwrap();
+    assert!(!found[0].is_committed && found[0].problem.is_some(), "{found:?}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_read_is_not_one_without_checkpoints() {
+    let parent = TempDir::new().unwrap();
+    let file = parent.path().join("checkpoints");
+    assert!(checkpoints_in(&file).unwrap().is_empty());
+    fs::write(&file, "a file").unwrap();
+    let error = checkpoints_in(&file).unwrap_err();
+    assert!(error.is_weights() && error.to_string().contains("cannot read"), "{error}");
+}
+
 /// A checkpoint that nobody has finished, and one that is damaged, may be the best.
 #[test]
 fn what_may_be_the_best_checkpoint_stays() {
@@ -377,7 +446,7 @@ fn what_may_be_the_best_checkpoint_stays() {
         }
         change(&parent.path().join("checkpoint_1"));
         remove_outdated_checkpoints(parent.path(), 2, retention);
-        let left: Vec<usize> = checkpoints_in(parent.path()).into_iter().map(|found| found.number).collect();
+        let left: Vec<usize> = checkpoints_in(parent.path()).unwrap().into_iter().map(|found| found.number).collect();
         assert_eq!(left, [1, 2]);
     }
 }

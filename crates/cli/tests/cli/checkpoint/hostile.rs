@@ -159,7 +159,7 @@ fn in_columns(json: &mut Value) {
 #[case::another_world_size(|f: &Path| redescribe(f, |json| json["world_size"] = json!(4)), FIRST, "it is of rank 0 of 2, and the description is of a run of 4 processes")]
 #[case::no_processes(|f: &Path| redescribe(f, |json| json["world_size"] = json!(0)), DESCRIPTION, "0 processes")]
 #[case::a_path_in_the_description(|f: &Path| redescribe(f, |json| json["files"][0] = json!("../model.safetensors")), DESCRIPTION, "is not the name of a file in its folder")]
-#[case::a_file_described_twice(|f: &Path| redescribe(f, |json| json["files"][1] = json["files"][0].clone()), FIRST, "the description lists it twice")]
+#[case::a_file_described_twice(|f: &Path| redescribe(f, |json| json["files"][1] = json["files"][0].clone()), DESCRIPTION, "lists the file `model.rank-00000-of-00002.safetensors` twice")]
 #[case::a_piece_in_no_file(|f: &Path| redescribe(f, |json| first_piece(json)["file"] = json!(99)), DESCRIPTION, "file 99")]
 #[case::a_piece_in_another_file(|f: &Path| redescribe(f, |json| first_piece(json)["file"] = json!(2)), "optimizer.rank-00000-of-00002.safetensors", "no tensor `weight`")]
 #[case::another_dtype(|f: &Path| redescribe(f, |json| json["objects"]["model"]["tensors"]["weight"]["dtype"] = json!("F64")), FIRST, "has elements of type F32 in it, and F64 was saved")]
@@ -171,7 +171,8 @@ fn in_columns(json: &mut Value) {
 #[case::a_piece_less(|f: &Path| redescribe(f, |json| drop(json["objects"]["model"]["tensors"]["weight"]["pieces"].as_array_mut().unwrap().pop())), DESCRIPTION, "elements 3..6 of `weight`")]
 #[case::no_pieces(|f: &Path| redescribe(f, |json| json["objects"]["model"]["tensors"]["weight"]["pieces"] = json!([])), DESCRIPTION, "is in no file")]
 #[case::a_tensor_less(|f: &Path| redescribe(f, |json| drop(json["objects"]["model"]["tensors"].as_object_mut().unwrap().remove("bias"))), FIRST, "tensors that the description does not list: bias")]
-#[case::columns_without_end(|f: &Path| redescribe(f, in_columns), FIRST, "was saved")]
+#[case::columns_without_end(|f: &Path| redescribe(f, in_columns), DESCRIPTION, "2199023255552 runs")]
+#[case::two_pieces_in_one_file(|f: &Path| redescribe(f, |json| json["objects"]["model"]["tensors"]["weight"]["pieces"][1]["file"] = json!(0)), DESCRIPTION, "`weight` has two pieces in the file")]
 #[case::more_elements_than_can_be_counted(|f: &Path| redescribe(f, |json| first_piece(json)["layout"]["shape"] = json!([u64::MAX, 3])), DESCRIPTION, "")]
 #[case::values_of_no_rank(|f: &Path| redescribe(f, |json| json["objects"]["scheduler"]["values_of_ranks"] = json!({"7": 1})), DESCRIPTION, "rank 7")]
 // Weight files whose hash is right.

@@ -21,6 +21,9 @@ const MOST_VALUES: usize = 1 << 21;
 const MOST_TEXTS: usize = 16;
 const FEW_TEXT_BYTES: usize = 1 << 20;
 
+/// How many sizes and strides all tensors of a file may have, each counted as often as it is held, which takes as many numbers.
+const MOST_SIZES: usize = 1 << 23;
+
 /// A value as Python has it, made of plain data. `T` is what stands for a tensor: where it is in a file that was read, or
 /// what is to be written.
 ///
@@ -137,9 +140,10 @@ impl Plain<StoredTensor> {
         // Each value takes a byte of its own, unless a short pickle holds one list very often.
         let most_values = (pickle.num_bytes() + MOST_DEEP).min(MOST_VALUES);
         let most_text_bytes = pickle.num_bytes().saturating_mul(MOST_TEXTS).saturating_add(FEW_TEXT_BYTES);
-        let (num_values, text_bytes, tensor_bytes) = (0, 0, 0);
+        let (num_values, text_bytes, num_sizes, tensor_bytes) = (0, 0, 0, 0);
         let (archive, root) = (&archive, root.as_str());
-        let mut reader = Reader { archive, root, num_values, most_values, text_bytes, most_text_bytes, tensor_bytes };
+        let mut reader =
+            Reader { archive, root, num_values, most_values, text_bytes, most_text_bytes, num_sizes, tensor_bytes };
         let value = reader.value(pickle.root(), 0).map_err(Kind::from)?;
         let (bytes, most) = (reader.tensor_bytes.saturating_sub(length), most_repeated_bytes(length));
         if bytes > most {
@@ -156,6 +160,8 @@ struct Reader<'a> {
     most_values: usize,
     text_bytes: usize,
     most_text_bytes: usize,
+    /// And strides.
+    num_sizes: usize,
     /// Of all tensors, each counted as often as it is held.
     tensor_bytes: u64,
 }
@@ -210,6 +216,10 @@ impl Reader<'_> {
         };
         match found {
             Some(stored) => {
+                self.num_sizes += stored.shape().len() + stored.stride().len();
+                if self.num_sizes > MOST_SIZES {
+                    return Err(Problem::ManySizes { most: MOST_SIZES });
+                }
                 self.tensor_bytes = self.tensor_bytes.saturating_add(stored.num_bytes());
                 Ok(Plain::Tensor(stored))
             }

@@ -4,6 +4,7 @@ use super::archive::StoredBytes;
 use crate::error::pytorch::TensorProblem as Problem;
 use crate::weight_files::Header;
 use safetensors::Dtype;
+use std::hash::{Hash, Hasher};
 use std::ops::Range;
 
 /// A tensor whose elements lie in a range of a file, at distances of their own. Several may have one storage.
@@ -16,6 +17,13 @@ pub struct StoredTensor {
     /// The place of the first element in the storage, in elements.
     first: u64,
     storage: StoredBytes,
+}
+
+/// Types have no hash. What is the same but for its type is there once for each type at most.
+impl Hash for StoredTensor {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (&self.shape, &self.stride, self.first, &self.storage).hash(state);
+    }
 }
 
 /// A part of a tensor that is one piece in the file and in the tensor that is made of it.
