@@ -216,7 +216,7 @@ fn values() -> Vec<Case> {
     cases
 }
 
-/// Of a checkpoint of two processes that share every tensor.
+/// Of a checkpoint of two processes that share every tensor. Long because it is a table of cases.
 pub fn cases_of_parts() -> Vec<Case> {
     let layout = |name: &str, part: &'static str, key: &'static str, value: Value| {
         let pointer = format!("/objects/model/tensors/hidden.weight/pieces/0/layout/{key}").leak();

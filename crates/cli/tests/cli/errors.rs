@@ -78,7 +78,7 @@ fn a_report_without_its_file_is_whole_otherwise() {
 fn codes_are_explained_in_help_and_in_the_book() {
     let help = ended("--help").stdout;
     let rows: Vec<_> = help.lines().skip_while(|line| *line != "Exit codes:").skip(1).collect();
-    let book = include_str!("../../../../docs/src/launching.md");
+    let book = include_str!("../../../../docs/src/failures.md");
     assert_eq!(rows.len(), DOCUMENTED.len(), "{help}");
     for (row, code) in rows.iter().zip(DOCUMENTED) {
         assert!(row.trim_start().starts_with(code), "{row}");
