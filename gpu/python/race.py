@@ -129,9 +129,21 @@ def optimizer_alone(device):
     accelerator = Accelerator(cpu=device == "cpu")
     optimizer = accelerator.prepare(torch.optim.AdamW(params, lr=1e-3, fused=True))
 
+    def flat():
+        return torch.cat([param.detach().reshape(-1) for param in params])
+
+    # What the first steps change shows the rule: a tensor is mostly what it began with.
+    state = {"before": flat(), "left": NUM_ANSWERS}
+
     def step():
         optimizer.step()
-        return params[0].detach()
+        if state["left"] == 0:
+            return params[0].detach()
+        state["left"] -= 1
+        after = flat()
+        change = (after - state["before"]) * 1e3
+        state["before"] = after
+        return change
 
     return step
 

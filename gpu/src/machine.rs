@@ -67,7 +67,8 @@ impl Machine {
     pub(crate) fn look(python: Option<&(PathBuf, String)>, commit: Option<String>) -> Self {
         let unknown = || "unknown".to_owned();
         let line = |program: &str, arguments: &[&str]| {
-            let output = ask(Command::new(program).args(arguments), Limits::default()).ok()?;
+            let limits = Limits { time: Some(Duration::from_secs(5)), ..Limits::default() };
+            let output = ask(Command::new(program).args(arguments), limits).ok()?;
             let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
             (output.status.success() && !text.is_empty()).then_some(text)
         };

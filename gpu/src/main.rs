@@ -59,7 +59,7 @@ struct RunArguments {
     #[arg(long, value_name = "FOLDER", default_value = "report")]
     output: PathBuf,
     /// A Python with torch and Accelerate, whose numbers are compared with
-    #[arg(long, value_name = "PATH", default_value = "python3")]
+    #[arg(long, value_name = "PATH", default_value = "python3", overrides_with = "python")]
     python: PathBuf,
     /// The folder of the Python scripts. Default: `python` beside this program
     #[arg(long, value_name = "FOLDER")]
@@ -106,7 +106,7 @@ fn main() -> ExitCode {
 fn run(arguments: &RunArguments) -> Result<bool> {
     if arguments.list {
         for check in checks::ALL {
-            println!("{:18} {}", check.name, check.about);
+            runner::show(&format!("{:18} {}\n", check.name, check.about));
         }
         return Ok(true);
     }
@@ -115,6 +115,10 @@ fn run(arguments: &RunArguments) -> Result<bool> {
         if checks::find(name).is_none() {
             bail!("there is no check {name:?}; `gpu-checks --list` says which there are");
         }
+    }
+    let is_left_out = |name: &String| !arguments.only.is_empty() && !arguments.only.contains(name);
+    if let Some((name, _)) = arguments.plant.iter().find(|(name, _)| is_left_out(name)) {
+        bail!("{name} is to go wrong and is not run; add --only {name}");
     }
     let program = std::env::current_exe().context("this program does not know where it is")?;
     let scripts = arguments.scripts.clone().or_else(|| Some(program.parent()?.join("python")));
@@ -128,10 +132,9 @@ fn run(arguments: &RunArguments) -> Result<bool> {
         scripts: scripts.unwrap_or_default(),
         commit: arguments.commit.clone(),
     };
-    let report = runner::run(&settings)?;
+    let report = runner::run(&settings, |report| report.write(&arguments.output))?;
     // Head and rows have been printed as they came.
-    print!("{}", report.tail());
-    report.write(&arguments.output)?;
-    println!("\nwritten to {0}/report.txt and {0}/report.json", arguments.output.display());
+    runner::show(&report.tail());
+    runner::show(&format!("\nwritten to {0}/report.txt and {0}/report.json\n", arguments.output.display()));
     Ok(report.is_good())
 }

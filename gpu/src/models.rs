@@ -90,6 +90,9 @@ pub(crate) fn loss_of(logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
 #[derive(Debug)]
 pub(crate) struct Trained {
     pub(crate) losses: Vec<f64>,
+    /// Of the gradients before they were clipped, where they were. AdamW divides a gradient by its own size, so that neither losses nor
+    /// parameters show one that is twice as large.
+    pub(crate) norms: Vec<f64>,
     pub(crate) parameters: Vec<(String, Tensor)>,
 }
 
@@ -111,14 +114,14 @@ pub(crate) fn train_around(
     let (model, mut optimizer) = accelerator.prepare((model, optimizer))?;
     let rows = ROWS / accelerator.num_processes() as i64;
     let first_row = rows * accelerator.process_index() as i64;
-    let mut losses = Vec::new();
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for step in 0..num_steps {
         around(step, &mut || {
             let (tokens, labels) = tokens(step, first_row, rows, accelerator.device())?;
             let loss = loss_of(&model.forward(&tokens)?, &labels)?;
             accelerator.backward(&loss)?;
             if let Some(max_norm) = max_norm {
-                accelerator.clip_grad_norm_(&model, max_norm)?;
+                norms.push(accelerator.clip_grad_norm_(&model, max_norm)?.f_double_value(&[])?);
             }
             optimizer.step()?;
             optimizer.zero_grad()?;
@@ -126,7 +129,7 @@ pub(crate) fn train_around(
             Ok(())
         })?;
     }
-    Ok(Trained { losses, parameters: on_cpu(&store)? })
+    Ok(Trained { losses, norms, parameters: on_cpu(&store)? })
 }
 
 /// All parameters, whole, in the order of their names.

@@ -13,7 +13,7 @@ use torch_ext::stream::synchronize;
 use crate::check::{Context, Found, NO_PYTHON};
 
 /// So many first steps are compared before anything is timed.
-const NUM_ANSWERS: usize = 3;
+pub(crate) const NUM_ANSWERS: usize = 3;
 const NUM_ROUNDS: usize = 5;
 /// What one side's part of a round takes, about.
 const ROUND: Duration = Duration::from_millis(700);

@@ -70,6 +70,8 @@ pub(crate) struct Report {
     pub(crate) misses_gpu: bool,
     /// Whether the program was built with the feature `cuda`.
     pub(crate) has_feature: bool,
+    /// Not of a run that is still going on, or was ended in the middle.
+    pub(crate) is_finished: bool,
     pub(crate) machine: Machine,
     pub(crate) rows: Vec<Row>,
 }
@@ -114,7 +116,12 @@ impl Report {
 
     /// What stands below the table.
     pub(crate) fn tail(&self) -> String {
-        let mut text = format!("\n{}\n", self.summary());
+        let unfinished = if self.is_finished {
+            ""
+        } else {
+            "UNFINISHED: this run goes on, or was ended before all checks had run.\n"
+        };
+        let mut text = format!("\n{unfinished}{}\n", self.summary());
         for row in self.rows.iter().filter(|row| !row.last_words.is_empty()) {
             let _ = writeln!(text, "\nlast words of {}:", row.check);
             for line in &row.last_words {
@@ -174,7 +181,7 @@ mod tests {
             last_words: if result.is_good() { Vec::new() } else { vec!["alas".to_owned()] },
             ..Row::new("dropout", *result, "half of them", 1.26)
         });
-        Report { is_rehearsal, misses_gpu: false, has_feature: true, machine, rows: rows.collect() }
+        Report { is_rehearsal, misses_gpu: false, has_feature: true, is_finished: true, machine, rows: rows.collect() }
     }
 
     #[test]
@@ -204,6 +211,12 @@ mod tests {
     fn a_gpu_that_is_not_seen_is_a_failure() {
         let report = Report { misses_gpu: true, ..report(&[Outcome::Passed], true) };
         assert!(!report.is_good() && report.head().contains("does not see the GPU"), "{}", report.head());
+    }
+
+    #[test]
+    fn a_report_of_a_run_in_the_middle_says_so() {
+        let report = Report { is_finished: false, ..report(&[Outcome::Passed], false) };
+        assert!(report.text().contains("UNFINISHED"), "{}", report.text());
     }
 
     #[test]

@@ -31,7 +31,8 @@ pub(crate) struct Settings {
 /// So many of the last lines that a process printed are kept: errors of libtorch come with some thirty lines of calls.
 const LAST_LINES: usize = 40;
 
-pub(crate) fn run(settings: &Settings) -> Result<Report> {
+/// Prints each row as it comes, and has `keep` write what there is, so that a run which is ended leaves a report.
+pub(crate) fn run(settings: &Settings, keep: impl Fn(&Report) -> Result<()>) -> Result<Report> {
     let started = Instant::now();
     let seen = machine::probe_of(&settings.program, &[]);
     let python = machine::python(&settings.python);
@@ -41,11 +42,13 @@ pub(crate) fn run(settings: &Settings) -> Result<Report> {
     let has_gpu = sees_gpu && !settings.rehearse;
     let misses_gpu = !sees_gpu && !settings.rehearse && machine.has_gpu();
     let has_feature = cfg!(feature = "cuda");
-    let mut report = Report { is_rehearsal: !has_gpu, misses_gpu, has_feature, machine, rows: Vec::new() };
-    print!("{}", report.head());
+    let mut report =
+        Report { is_rehearsal: !has_gpu, misses_gpu, has_feature, is_finished: false, machine, rows: Vec::new() };
+    keep(&report)?;
+    show(&report.head());
     if let Err(error) = seen {
         let row = Row::new("probe", Outcome::Failed, format!("{error:#}"), started.elapsed().as_secs_f64());
-        println!("{}", row.line());
+        show(&(row.line() + "\n"));
         report.rows.push(row);
     }
     let folder = tempfile::tempdir().context("no folder for what the checks write")?;
@@ -60,11 +63,19 @@ pub(crate) fn run(settings: &Settings) -> Result<Report> {
             }
             None => Row::new(check.name, Outcome::NoTime, "the time for all checks was used up before it", 0.0),
         };
-        println!("{}", row.line());
-        let _ = std::io::stdout().flush();
+        show(&(row.line() + "\n"));
         report.rows.push(row);
+        keep(&report)?;
     }
+    report.is_finished = true;
+    keep(&report)?;
     Ok(report)
+}
+
+/// Prints, if anybody reads: the report has it, too.
+pub(crate) fn show(text: &str) {
+    let mut output = std::io::stdout().lock();
+    let _ = output.write_all(text.as_bytes()).and_then(|()| output.flush());
 }
 
 /// How long a check may take: what it may by itself, or what is left for all. Less than a second is no time.

@@ -177,12 +177,25 @@ impl Error {
         matches!(self.0.kind, ErrorKind::Data(_) | ErrorKind::SequenceParallel(_))
     }
 
-    /// A pickle has other things in it than plain data and tensors, such as objects of a program's own. It may be whole all the
-    /// same; [`is_weight_files`](Self::is_weight_files) is true, too.
+    /// A pickle has other things in it than plain data and tensors, such as objects of a program's own, or more than is read of any.
+    /// It may be whole all the same; [`is_weight_files`](Self::is_weight_files) is true, too.
     pub fn is_foreign_pickle(&self) -> bool {
-        use pytorch::{PickleProblem as Problem, PytorchErrorKind::Pickle};
-        let ErrorKind::Pytorch(Pickle(problem)) = &self.0.kind else { return false };
-        matches!(problem, Problem::Global { .. } | Problem::Use { .. } | Problem::Instruction { .. })
+        use pytorch::{ContentsProblem, PickleProblem, PytorchErrorKind};
+        let ErrorKind::Pytorch(kind) = &self.0.kind else { return false };
+        match kind {
+            PytorchErrorKind::Pickle(problem) => matches!(
+                problem,
+                PickleProblem::Global { .. } | PickleProblem::Use { .. } | PickleProblem::Instruction { .. }
+            ),
+            PytorchErrorKind::Contents(problem) => matches!(
+                problem,
+                ContentsProblem::Deep { .. }
+                    | ContentsProblem::ManyValues { .. }
+                    | ContentsProblem::ManySizes { .. }
+                    | ContentsProblem::LongTexts { .. }
+            ),
+            _ => false,
+        }
     }
 
     /// A weight file, its size, name or index, or an exported model cannot be understood.

@@ -3,7 +3,7 @@
 use accelerate::{FullyShardedDataParallelPlugin, OffloadTarget, ShardingStrategy};
 use anyhow::{Result, ensure};
 
-use super::sharding::{NUM_STEPS, compare, plugin};
+use super::sharding::{MAX_NORM, NUM_STEPS, compare, plugin};
 use crate::check::{Context, Found};
 use crate::models::train;
 
@@ -11,7 +11,7 @@ use crate::models::train;
 /// another one where the state is in the host's memory, so the trainings are the same but for rounding.
 pub(crate) fn no_bit(context: &Context<'_>) -> Result<Found> {
     let sharded = plugin(ShardingStrategy::FullShard);
-    let kept = train(&context.builder().fsdp_plugin(sharded.clone()).build()?, NUM_STEPS, None)?;
+    let kept = train(&context.builder().fsdp_plugin(sharded.clone()).build()?, NUM_STEPS, Some(MAX_NORM))?;
     let mut largest = 0f64;
     let mut num_places = 0;
     for target in [OffloadTarget::Cpu, OffloadTarget::Nvme(context.folder.to_owned())] {
@@ -21,7 +21,7 @@ pub(crate) fn no_bit(context: &Context<'_>) -> Result<Found> {
                 offload_params: with_parameters.then(|| target.clone()),
                 ..sharded.clone()
             });
-            let offloaded = train(&accelerator.build()?, NUM_STEPS, None)?;
+            let offloaded = train(&accelerator.build()?, NUM_STEPS, Some(MAX_NORM))?;
             let what = format!("to {:?}, parameters as well: {with_parameters}", target.device());
             largest = largest.max(compare(context, &what, &offloaded, &kept)?);
             let is_same = offloaded.losses == kept.losses;

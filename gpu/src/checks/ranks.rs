@@ -116,6 +116,7 @@ pub(crate) struct Training {
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Sent {
     losses: Vec<f64>,
+    norms: Vec<f64>,
     parameters: Vec<(String, Vec<i64>, Vec<f32>)>,
 }
 
@@ -137,12 +138,12 @@ pub(crate) fn trained_rank(training: Training) -> Result<Sent> {
     let accelerator = builder.build()?;
     let device = accelerator.device();
     let stream = if training.aside { Stream::from_pool(device)? } else { Stream::current(device)? };
-    let Trained { losses, parameters } = stream.run(|| train(&accelerator, NUM_STEPS, training.max_norm))??;
+    let Trained { losses, norms, parameters } = stream.run(|| train(&accelerator, NUM_STEPS, training.max_norm))??;
     let sent = |(name, tensor): (String, Tensor)| {
         let values = Vec::<f32>::try_from(tensor.f_reshape([-1])?)?;
         Ok((name, tensor.size(), values))
     };
-    Ok(Sent { losses, parameters: parameters.into_iter().map(sent).collect::<Result<_>>()? })
+    Ok(Sent { losses, norms, parameters: parameters.into_iter().map(sent).collect::<Result<_>>()? })
 }
 
 /// Losses are the means of both ranks' halves of the rows.
@@ -150,12 +151,17 @@ fn trained_by_two(context: &Context<'_>, training: &Training) -> Result<Trained>
     let [first, second]: [Sent; 2] = notebook_launcher(context.workers, trained_rank, training.clone(), &OPTIONS)?
         .try_into()
         .map_err(|_| anyhow::anyhow!("not two results"))?;
+    ensure!(first.norms == second.norms, "{training:?}: the norms of the ranks differ");
     ensure!(first.parameters == second.parameters, "{training:?}: the parameters of the ranks differ");
     let losses = first.losses.iter().zip(&second.losses).map(|(a, b)| f64::midpoint(*a, *b)).collect();
     let tensor = |(name, shape, values): (String, Vec<i64>, Vec<f32>)| {
         Ok((name, Tensor::f_from_slice(&values)?.f_reshape(shape.as_slice())?))
     };
-    Ok(Trained { losses, parameters: first.parameters.into_iter().map(tensor).collect::<Result<_>>()? })
+    Ok(Trained {
+        losses,
+        norms: first.norms,
+        parameters: first.parameters.into_iter().map(tensor).collect::<Result<_>>()?,
+    })
 }
 
 /// What a hook changes is at most so much of a loss of 6: float16 keeps 11 bits of each gradient and bfloat16 8, and AdamW's step

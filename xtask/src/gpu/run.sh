@@ -3,7 +3,7 @@
 # the active Python, or of the one that PYTHON names. Nothing on the machine is changed. `./run --help` says more.
 set -eu
 
-here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "$0")")" && pwd)
 python=${PYTHON:-python3}
 home=${LIBTORCH:-}
 if [ -z "$home" ]; then
@@ -22,6 +22,15 @@ for library in libtorch_cpu.so libtorch_cuda.so; do
         exit 1
     fi
 done
+# The torch of a Python says its version in one file, and the archive of libtorch in the other.
+version=$(sed -n "s/^__version__ = '\(.*\)'/\1/p" "$home/version.py" 2>/dev/null || cat "$home/build-version" 2>/dev/null) || version=
+case $version in
+"" | 2.11.*) ;;
+*)
+    echo "run: $home is libtorch $version; wanted is libtorch 2.11.0 with CUDA. LIBTORCH says where it is" >&2
+    exit 1
+    ;;
+esac
 
 LD_LIBRARY_PATH="$home/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export LD_LIBRARY_PATH

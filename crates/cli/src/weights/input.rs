@@ -1,6 +1,6 @@
 //! What a folder has of weights, whatever has written them: names, and the places of their data.
 
-use std::collections::{BTreeMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
@@ -217,7 +217,23 @@ pub(crate) fn open(folder: &Path) -> Result<Weights, WeightsError> {
         _ => open_single(&path, safetensors_tensors),
     };
     let not_taken = not_taken.iter().map(|&name| name.to_owned()).collect();
-    opened.map(|weights| Weights { taken: (*first).to_owned(), not_taken, ..weights })
+    let other_models = further_models(first, &borrowed);
+    opened.map(|weights| Weights { taken: (*first).to_owned(), not_taken, other_models, ..weights })
+}
+
+/// The models of a run beside the one that is taken, as Accelerate names their files: `model_1.safetensors`, `pytorch_model_1.bin`, and
+/// their parts and indexes.
+fn further_models(taken: &str, names: &[&str]) -> Vec<String> {
+    let model = |name: &str| {
+        let (number, rest) =
+            name.strip_prefix("pytorch_").unwrap_or(name).strip_prefix("model_")?.split_once(['.', '-'])?;
+        let is_weights = [EXTENSION, "bin", "index.json"].iter().any(|ending| rest.ends_with(ending));
+        let is_number = number.bytes().all(|byte| byte.is_ascii_digit()) && !number.is_empty();
+        (is_weights && is_number).then(|| format!("model_{number}"))
+    };
+    let of_taken = model(taken);
+    let found: BTreeSet<String> = names.iter().filter_map(|name| model(name)).collect();
+    found.into_iter().filter(|name| Some(name) != of_taken.as_ref()).collect()
 }
 
 /// Does a name say that there are more files, as `model-00001-of-00002.safetensors` does?

@@ -127,6 +127,19 @@ fn what_is_no_tensor_is_left_out_and_named() {
     ended.expect(0, &["left out, because they are no tensors: optimizer.state.a.weight.step", "1 tensor, 32 B, is in"]);
 }
 
+/// Accelerate saves several models of a run side by side.
+#[test]
+fn further_models_of_a_run_are_told_of() {
+    let folder = copied("model.bin");
+    for name in ["pytorch_model_1.bin", "model_2.safetensors", "model_12-00001-of-00002.safetensors", "model_card.bin"]
+    {
+        fs::copy(folder.path().join("pytorch_model.bin"), folder.path().join(name)).unwrap();
+    }
+    let ended = merge(folder.path(), &folder.path().join("merged"), &[]);
+    ended.expect(0, &["left out, because they are further models", "model_1, model_12, model_2"]);
+    assert!(!ended.stderr.contains("model_card") && !ended.stdout.contains("model_card"));
+}
+
 #[test]
 fn shards_are_written_and_become_one_file_again() {
     let folder = tempfile::tempdir().unwrap();

@@ -103,7 +103,11 @@ fn metadata(places: &[(&str, &str, i64, i64)]) -> Vec<u8> {
     let one = || tuple(&[number(1)]);
     let zero = || tuple(&[number(0)]);
     let tensor = || {
-        let dtype = [("dtype", b"ctorch\nfloat32\n".to_vec())];
+        // As Python 3.11.0 to 3.11.3 write a member of an enumeration.
+        let encodings = b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n".to_vec();
+        let member = tuple(&[encodings, text("TORCH_CONTIGUOUS_FORMAT")]);
+        let memory_format = [b"cbuiltins\ngetattr\n".to_vec(), member, b"R".to_vec()].concat();
+        let dtype = [("dtype", b"ctorch\nfloat32\n".to_vec()), ("memory_format", memory_format)];
         let chunk = object("metadata", "ChunkStorageMetadata", &[("offsets", zero()), ("sizes", one())]);
         let chunks = [b"](".to_vec(), chunk, b"e".to_vec()].concat();
         let properties = object("metadata", "TensorProperties", &dtype);

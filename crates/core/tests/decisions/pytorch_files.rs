@@ -108,7 +108,14 @@ fn a_file_made_by_hand_is_read() {
 #[case::a_program(b"cos\nsystem\n.", "names `os.system`")]
 #[case::a_program_of_protocol_4(b"\x8c\x05posix\x8c\x06system\x93.", "names `posix.system`")]
 #[case::an_expression(b"cbuiltins\neval\n.", "names `builtins.eval`")]
-#[case::an_attribute(b"c__builtin__\ngetattr\n.", "names `__builtin__.getattr`")]
+#[case::an_attribute(
+    b"c__builtin__\ngetattr\nctorch\nSize\nX\x01\0\0\0a\x86R.",
+    "uses `__builtin__.getattr` in another way"
+)]
+#[case::an_attribute_of_a_member(
+    b"cbuiltins\ngetattr\nctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\nN\x86R.",
+    "uses `builtins.getattr` in another way"
+)]
 #[case::a_loader(b"ctorch\nload\n.", "names `torch.load`")]
 #[case::a_name_with_dots(b"ctorch\nserialization.load\n.", "names `torch.serialization.load`")]
 #[case::a_name_that_would_move_the_cursor(b"cos\n\x1b[2J\n.", "\\u{1b}[2J")]

@@ -11,6 +11,9 @@ use serde_json::Value;
 
 use crate::weights::Tensor;
 
+/// What safetensors keeps for itself.
+const METADATA: &str = "__metadata__";
+
 /// An object as this library has it.
 #[derive(Debug, Default)]
 pub(super) struct Registered {
@@ -33,6 +36,7 @@ pub(super) fn from_python(
         let name = path.join(".");
         let problem = match check_tensor_name(&name) {
             Err(problem) => Some(problem.to_string()),
+            Ok(()) if name == METADATA => Some(format!("`{name}` is the name of the notes of a safetensors file")),
             Ok(()) if place_of(&values, &name) != path || !names.insert(name.clone()) => {
                 Some(format!("the name `{}` is that of another place, too", shown(&name)))
             }

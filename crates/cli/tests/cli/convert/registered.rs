@@ -51,3 +51,21 @@ fn a_tensor_whose_name_leads_into_a_dictionary_stays_behind() {
     let object = &description(&folder.path().join("dst")).objects["custom_checkpoint_0"];
     assert_eq!(object.tensors.keys().collect::<Vec<_>>(), ["c.d"]);
 }
+
+/// The rest of the run is converted.
+#[test]
+fn an_object_that_holds_more_than_is_read_or_has_a_reserved_name_stays_behind_alone() {
+    let folder = copied("adamw");
+    let deep = (0..40).fold(Plain::Int(1), |value, _| Plain::dict([("within", value)]));
+    write_torch(&folder.path().join("src/custom_checkpoint_0.pkl"), &Plain::dict([("deep", deep)]));
+    let reserved = Plain::dict([("__metadata__", Plain::Tensor(vec![1.0])), ("other", Plain::Tensor(vec![2.0]))]);
+    write_torch(&folder.path().join("src/custom_checkpoint_1.pkl"), &reserved);
+    let found = run(folder.path(), NAMED);
+    found.expect(0, &[]);
+    for words in ["custom_checkpoint_0.pkl", "more than 32 deep", "`__metadata__` is the name of the notes"] {
+        assert!(found.stdout.contains(words), "{words}: {}", found.stdout);
+    }
+    let objects = description(&folder.path().join("dst")).objects;
+    assert!(!objects.contains_key("custom_checkpoint_0"));
+    assert_eq!(objects["custom_checkpoint_1"].tensors.keys().collect::<Vec<_>>(), ["other"]);
+}

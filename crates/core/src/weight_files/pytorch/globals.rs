@@ -15,6 +15,8 @@ pub(super) enum Use {
     Dictionary,
     /// To call it, for something that is of no use here and has a place among what is: NumPy's arrays among random states.
     Opaque,
+    /// To call it with an enumeration that may be called and the name of a member: how Python 3.11.0 to 3.11.3 write a member.
+    Member,
 }
 
 /// A name of [`GLOBALS`], by its place there.
@@ -40,6 +42,11 @@ impl Global {
     /// Module and name, with a dot in between.
     pub(super) fn path(self) -> &'static str {
         GLOBALS[usize::from(self.0)].0
+    }
+
+    /// Is it an enumeration, whose members PyTorch writes?
+    pub(super) fn is_enumeration(self) -> bool {
+        self.path().ends_with("MEM_FORMAT_ENCODING")
     }
 
     pub(super) fn allowed_use(self) -> Use {
@@ -77,10 +84,10 @@ const DTYPES: [(&[&str], Dtype); 19] = [
     (&["float8_e5m2fnuz"], Dtype::F8_E5M2FNUZ),
 ];
 
-use Use::{Call, Constant, Dictionary, Object, Opaque};
+use Use::{Call, Constant, Dictionary, Member, Object, Opaque};
 
 #[rustfmt::skip]
-const GLOBALS: [(&str, Use); 87] = [
+const GLOBALS: [(&str, Use); 89] = [
     ("collections.OrderedDict", Dictionary),
     ("torch._utils._rebuild_tensor_v2", Call),
     ("torch._utils._rebuild_tensor_v3", Call),
@@ -108,6 +115,7 @@ const GLOBALS: [(&str, Use); 87] = [
     ("torch.distributed.checkpoint.metadata.MetadataIndex", Object),
     ("torch.distributed.checkpoint.metadata.StorageMeta", Object),
     ("torch.distributed.checkpoint.metadata._MEM_FORMAT_ENCODING", Call),
+    ("builtins.getattr", Member), ("__builtin__.getattr", Member),
     ("torch.distributed.checkpoint.filesystem._StorageInfo", Object),
     ("torch.distributed.checkpoint.filesystem._StoragePrefix", Object),
     // Where the properties of tensors were defined until PyTorch 2.2.

@@ -551,8 +551,19 @@ impl<'a> Machine<'a> {
             Use::Call => self.push(Node::Call(global, arguments)),
             Use::Opaque => self.push(Node::Opaque(global)),
             Use::Dictionary if given.length == 0 => self.push(Node::EmptyDict),
+            Use::Member => match self.enumeration_of(given) {
+                Some(enumeration) => self.push(Node::Call(enumeration, arguments)),
+                None => Err(Problem::Use { at: self.instruction_at, name: global.path() }),
+            },
             _ => Err(Problem::Use { at: self.instruction_at, name: global.path() }),
         }
+    }
+
+    /// The enumeration of which a member is asked for by these arguments, and nothing else.
+    fn enumeration_of(&self, given: Span) -> Option<Global> {
+        let &[class, name] = self.pickle.items_of(given) else { return None };
+        let (Node::Global(class), Node::Text(_)) = (self.node(class), self.node(name)) else { return None };
+        class.is_enumeration().then_some(class)
     }
 
     fn new_object(&mut self) -> Step {

@@ -15,6 +15,10 @@ use std::ops::Range;
 pub(super) const MOST_DEEP: usize = 32;
 /// Values of one file, each counted as often as it is held, and some times those of models with a hundred thousand parameters.
 const MOST_VALUES: usize = 1 << 21;
+/// Python writes a value that is held again in two bytes, whatever is in it. So there may be so many values for each byte of a pickle, and
+/// so many more.
+const VALUES_PER_BYTE: usize = 16;
+const FEW_VALUES: usize = 1 << 16;
 
 /// How many bytes all texts of a file may have, each counted as often as it is held: so many times those of its pickle, in which names
 /// of states are written once for all parameters, and so many more.
@@ -137,8 +141,8 @@ impl Plain<StoredTensor> {
         let length = range.end.saturating_sub(range.start);
         let Opened { archive, root, pickle } = Opened::read(file, range)?;
         let pickle = Pickle::read(&pickle)?;
-        // Each value takes a byte of its own, unless a short pickle holds one list very often.
-        let most_values = (pickle.num_bytes() + MOST_DEEP).min(MOST_VALUES);
+        let most_values =
+            pickle.num_bytes().saturating_mul(VALUES_PER_BYTE).saturating_add(FEW_VALUES).min(MOST_VALUES);
         let most_text_bytes = pickle.num_bytes().saturating_mul(MOST_TEXTS).saturating_add(FEW_TEXT_BYTES);
         let (num_values, text_bytes, num_sizes, tensor_bytes) = (0, 0, 0, 0);
         let (archive, root) = (&archive, root.as_str());
