@@ -103,8 +103,8 @@ at::Tensor product_4bit(const FourBitBlocks &blocks, int64_t rows, int64_t colum
                            static_cast<uint16_t *>(out.mutable_data_ptr())))
       return out;
   }
-  // Few processors have a fast product of float16, and not all have one of bfloat16. In 32 bits it is no less exact, and where there is
-  // none, several times as fast (eight times with 64 rows of bfloat16 on an EPYC 7003).
+  // Few processors have a fast product of float16, and not all have one of bfloat16: libtorch's took 0.2 s for 64 rows and 4096 x 4096
+  // on an EPYC 7003. In 32 bits it is no less exact.
   const bool is_wider = type == at::kHalf || (type == at::kBFloat16 && !has_bf16_products());
   const at::ScalarType computed = is_wider ? at::kFloat : type;
   // Weights are rounded to bfloat16 on all processors.

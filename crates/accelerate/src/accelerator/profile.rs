@@ -68,7 +68,8 @@ impl Accelerator {
         let writes_traces = kwargs.output_trace_dir.is_some();
         let mut profiler = Profiler::start(kwargs, self.device(), self.process_index(), self.num_processes())?;
         let output = body(&mut profiler);
-        let finished = profiler.finish();
+        // What has failed leaves no trace behind.
+        let finished = if output.is_ok() { profiler.finish() } else { Ok(None) };
         let is_lost = |error: &Error| error.is_timeout() || error.is_peer_failure();
         let waited = match writes_traces && !output.as_ref().is_err_and(is_lost) {
             // Also where this rank has failed or could not write, so that the others do not wait for it in vain.

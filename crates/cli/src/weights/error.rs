@@ -13,6 +13,8 @@ pub(crate) enum WeightsError {
     NoFolder { folder: PathBuf },
     #[error("{} cannot be read", path.shown())]
     Unreadable { path: PathBuf, source: io::Error },
+    #[error("{} is another file than it was at the beginning: somebody has saved into its folder meanwhile; try again", path.shown())]
+    Replaced { path: PathBuf },
     #[error("{} is {found}, and {wanted} is wanted; name another one", path.shown())]
     Kind { path: PathBuf, found: &'static str, wanted: &'static str },
     #[error(

@@ -1,8 +1,9 @@
 //! What a folder has of weights, whatever has written them: names, and the places of their data.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
-use std::fs::{self, File};
+use std::fs::{self, File, Metadata};
 use std::io::{ErrorKind, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::files::other_than_file;
@@ -125,6 +126,24 @@ pub(crate) struct Files {
     paths: Vec<PathBuf>,
     /// The one that was opened last stands last.
     open: VecDeque<(usize, File, u64)>,
+    /// Which files were opened under these numbers first: what was read of one does not tell what is in another.
+    first: BTreeMap<usize, Identity>,
+}
+
+/// What tells a file from another one that has its name, and from itself with other content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Identity {
+    device: u64,
+    inode: u64,
+    num_bytes: u64,
+    changed: (i64, i64),
+}
+
+impl Identity {
+    fn of(metadata: &Metadata) -> Self {
+        let changed = (metadata.mtime(), metadata.mtime_nsec());
+        Self { device: metadata.dev(), inode: metadata.ino(), num_bytes: metadata.len(), changed }
+    }
 }
 
 impl Files {
@@ -148,6 +167,10 @@ impl Files {
             Some(place) => place,
             None => {
                 let (file, num_bytes) = open_file(self.path(number))?;
+                let found = Identity::of(&file.metadata().map_err(unreadable(self.path(number)))?);
+                if *self.first.entry(number).or_insert(found) != found {
+                    return Err(WeightsError::Replaced { path: self.path(number).to_owned() });
+                }
                 if self.open.len() == MOST_OPEN {
                     self.open.pop_front();
                 }
@@ -365,6 +388,25 @@ impl Weights {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_was_replaced_since_it_was_first_opened_is_not_taken_for_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut files = Files::default();
+        for number in 0..=MOST_OPEN {
+            let path = folder.path().join(number.to_string());
+            fs::write(&path, [1]).unwrap();
+            files.add(path);
+            files.get(number).unwrap();
+        }
+        // The first is closed by now, and the last is not.
+        for number in [0, MOST_OPEN] {
+            fs::write(folder.path().join("new"), [2]).unwrap();
+            fs::rename(folder.path().join("new"), files.path(number)).unwrap();
+        }
+        assert!(matches!(files.get(0), Err(WeightsError::Replaced { .. })));
+        assert!(files.get(MOST_OPEN).is_ok() && files.get(1).is_ok());
+    }
 
     /// Twice as many as a file may have: comparing each with each takes longer than a test may.
     #[test]
