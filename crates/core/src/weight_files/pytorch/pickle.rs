@@ -5,6 +5,8 @@
 //! amount of memory to what its own bytes take, and takes time in proportion to what it adds or removes, so that a pickle
 //! of any content takes memory and time in proportion to its length. Values that hold each other are never walked here,
 //! so that no depth is too large.
+//!
+//! Long because it is one machine: all instructions work on one stack.
 
 use super::globals::{Global, Use};
 use crate::Result;
