@@ -50,7 +50,8 @@ pub struct WindowState {
     pub step: usize,
     /// Micro-batches whose gradients are accumulated but not yet used by the optimizer.
     pub seen: usize,
-    /// By which the losses of these were divided. 0 where there are none, or it is not known: then the setting in force counts.
+    /// What the losses of these micro-batches were divided by, `gradient_accumulation_steps` when the window began. 0 if there are none, or
+    /// if a checkpoint does not say; then the setting in force counts.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub num_steps: usize,
 }

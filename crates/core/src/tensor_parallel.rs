@@ -257,13 +257,13 @@ impl TensorParallelPlan {
             if rule.unit == 1 && rule.style != ParallelStyle::ColwiseGatherOutput {
                 rule.unit = other.unit;
             }
-            let says_parts = match rule.style {
-                ParallelStyle::Colwise => false,
-                style => {
-                    style != ParallelStyle::PackedColwise || *rule != LayerRule { unit: rule.unit, ..style.into() }
-                }
+            // A number of parts that is not the usual one was given by the program.
+            let leaves_parts_open = match rule.style {
+                ParallelStyle::Colwise => true,
+                ParallelStyle::PackedColwise => rule.parts == LayerRule::from(rule.style).parts,
+                _ => false,
             };
-            if other.style == ParallelStyle::PackedColwise && !says_parts {
+            if other.style == ParallelStyle::PackedColwise && leaves_parts_open {
                 (rule.style, rule.parts) = (other.style, other.parts);
             }
         }

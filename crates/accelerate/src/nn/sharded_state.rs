@@ -129,8 +129,8 @@ impl ParamStore {
     }
 }
 
-/// Copies as many elements, unless they are the memory of `place` itself: what a checkpoint was read into. Counts as a write for whoever
-/// has saved `place` for a backward pass.
+/// Copies the elements of `source` to `place`, in their order, unless `source` is the memory of `place` itself, as after a checkpoint
+/// was read there. Either way it counts as a write, which a backward pass that has saved `place` finds.
 pub(super) fn copy_unless_there(place: &Tensor, source: &Tensor) -> Result<()> {
     let source = source.f_reshape(place.size())?;
     let is_there = place.numel() > 0

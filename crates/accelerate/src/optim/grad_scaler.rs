@@ -67,7 +67,7 @@ struct Inner {
     growth_tracker: i64,
     /// Made on the device of the first loss. From then on it holds the scale and the tracker.
     on_device: Option<OnDevice>,
-    /// Gradients that have come from a checkpoint were scaled, though no loss has been here.
+    /// The scale comes from a saved state. Then gradients may be scaled although no loss has been scaled in this process: they were saved, too.
     was_loaded: bool,
     entries: Vec<Entry>,
 }
@@ -369,7 +369,7 @@ impl Inner {
         self.scaled("scale")
     }
 
-    /// Puts a scale that was loaded where the gradients are, which wait for a step since before they were saved.
+    /// Before the first loss, makes a loaded scale on the device of the gradients, if a checkpoint has brought some.
     fn take_loaded_scale(&mut self, optimizer: &OptimizerHandle) -> Result<()> {
         let gradient = optimizer.params().find_map(Param::grad);
         if let Some(gradient) = gradient.filter(|_| self.was_loaded && self.on_device.is_none()) {

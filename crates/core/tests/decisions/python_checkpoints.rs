@@ -213,6 +213,26 @@ fn settings_of_a_group_are_the_same_after_both_ways(#[case] options: serde_json:
     assert_eq!(optimizer.to_groups(&names, &mut Left::default()).unwrap(), values);
 }
 
+/// A program may put anything into a group.
+#[test]
+fn settings_of_a_group_that_have_no_place_are_noted() {
+    let mut optimizer = optimizer(&[&[]], &[]);
+    optimizer.groups[0].settings = vec![
+        ("lr".to_owned(), Plain::Float(0.1)),
+        ("betas".to_owned(), Plain::Tuple(vec![Plain::Float(0.9), Plain::Float(0.99)])),
+        ("momentum".to_owned(), Plain::Float(0.25)),
+        ("name".to_owned(), Plain::Int(3)),
+    ];
+    let mut left = Left::default();
+    let groups = optimizer.to_groups(&[], &mut left).unwrap();
+    assert_eq!(groups["param_groups"][0]["momentum"], json!(0.9));
+    let wanted = [
+        "param_groups[0].name (names of groups are texts)",
+        "param_groups[0].momentum (an optimizer with betas has none)",
+    ];
+    assert_eq!(left.0, wanted);
+}
+
 #[test]
 fn a_fresh_generator_draws_the_numbers_of_its_seed() {
     let [python, numpy]: [Plain<()>; 2] = fresh_random_states(5489);

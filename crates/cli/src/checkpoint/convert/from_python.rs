@@ -188,14 +188,18 @@ impl<'a> Reader<'a> {
         let failed = |source| ConvertError::State { path: path.clone(), source };
         let mut state = State::of_optimizer(&path)?;
         let mut optimizer = PythonOptimizer::read(&state.value).map_err(failed)?;
-        for (_, setting) in optimizer.groups.iter_mut().flat_map(|group| &mut group.settings) {
-            *setting = state.with_numbers(setting.clone())?;
+        let mut left = Left::default();
+        for (place, group) in optimizer.groups.iter_mut().enumerate() {
+            for (name, setting) in &mut group.settings {
+                let numbers = state.with_numbers(setting.clone())?;
+                note_numbers(setting, &numbers, &format!("param_groups[{place}].{}", shown(name)), &mut left);
+                *setting = numbers;
+            }
         }
         let class = optimizer.class().map_err(failed)?;
         let State { files, tensors, .. } = state;
         let shape_of = |number: &usize| tensors[*number].shape.clone();
         let (names, origin) = name_parameters(&optimizer, shape_of, &parameters(models), given).map_err(failed)?;
-        let mut left = Left::default();
         let values = optimizer.to_groups(&names, &mut left).map_err(failed)?;
         let mut stored: Vec<Option<Tensor>> = tensors.into_iter().map(Some).collect();
         let mut tensors = Vec::new();
@@ -366,6 +370,7 @@ impl<'a> Reader<'a> {
         let mut state = State::read(&self.path(file))?;
         let value = state.with_numbers(state.value.clone())?;
         let mut left = Left::default();
+        note_numbers(&state.value, &value, "", &mut left);
         let values = to_json(&value, "", &mut left).filter(Value::is_object).ok_or_else(|| ConvertError::Values {
             path: self.path(file),
             reason: format!("it holds {}, and {wanted} is wanted: a dictionary of plain values", value.kind()),
@@ -383,6 +388,27 @@ impl<'a> Reader<'a> {
         if !paths.is_empty() {
             self.report.leave(format!("{file}: {}", listed(&paths, MOST_LISTED_BYTES)), NOT_CARRIED);
         }
+    }
+}
+
+/// Notes which tensors of a value are numbers now: PyTorch computes with 32 bits where they were tensors of 32 bits.
+fn note_numbers(before: &Plain<usize>, after: &Plain<usize>, path: &str, left: &mut Left) {
+    match (before, after) {
+        (Plain::Tensor(_), Plain::Tensor(_)) => {}
+        (Plain::Tensor(_), _) => left.0.push(format!("{path} (a tensor of one element, which is a number now)")),
+        (Plain::List(before), Plain::List(after)) | (Plain::Tuple(before), Plain::Tuple(after)) => {
+            for (place, (before, after)) in before.iter().zip(after).enumerate() {
+                note_numbers(before, after, &format!("{path}[{place}]"), left);
+            }
+        }
+        (Plain::Dict(before), Plain::Dict(after)) => {
+            for ((key, before), (_, after)) in before.iter().zip(after) {
+                let key = if let Plain::Text(key) = key { shown(key) } else { key.kind() };
+                let within = if path.is_empty() { key } else { format!("{path}.{key}") };
+                note_numbers(before, after, &within, left);
+            }
+        }
+        _ => {}
     }
 }
 

@@ -106,3 +106,26 @@ fn a_projects_newest_checkpoint_is_named() {
         run(folder.path(), "convert project dst").expect(1, &[words]);
     }
 }
+
+/// PyTorch computes with 32 bits where such a setting is a tensor of 32 bits.
+#[test]
+fn settings_that_were_tensors_are_listed() {
+    let folder = copied("adamw");
+    let params = (0..6).map(Plain::Int).collect();
+    let betas = Plain::Tuple(vec![Plain::Float(0.5), Plain::Tensor(vec![0.75])]);
+    let settings = [("lr", Plain::Tensor(vec![0.125])), ("betas", betas), ("params", Plain::List(params))];
+    let groups = Plain::List(vec![Plain::dict(settings)]);
+    let optimizer = Plain::dict([("state", Plain::Dict(Vec::new())), ("param_groups", groups)]);
+    write_torch(&folder.path().join("src/optimizer.bin"), &optimizer);
+    let schedule =
+        Plain::dict([("base_lrs", Plain::List(vec![Plain::Tensor(vec![0.125])])), ("last_epoch", Plain::Int(1))]);
+    write_torch(&folder.path().join("src/scheduler.bin"), &schedule);
+    let found = run(folder.path(), NAMED);
+    found.expect(0, &[]);
+    for path in ["param_groups[0].lr", "param_groups[0].betas[1]", "base_lrs[0]"] {
+        let words = format!("{path} (a tensor of one element, which is a number now)");
+        assert!(found.stdout.contains(&words), "{words}: {}", found.stdout);
+    }
+    let group = &description(&folder.path().join("dst")).objects["optimizer"].values["param_groups"][0];
+    assert_eq!((&group["lr"], &group["momentum"]), (&json!(0.125), &json!(0.5)));
+}

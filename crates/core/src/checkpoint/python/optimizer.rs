@@ -253,6 +253,12 @@ impl<T> PythonOptimizer<T> {
             let (name, initial_lr) = (take("name"), take("initial_lr"));
             let (weight_decay, momentum) = (take("weight_decay"), take("momentum"));
             let first_beta = options.get("betas").and_then(|betas| betas.get(0)).cloned();
+            if name.as_ref().is_some_and(|name| !name.is_string() && !name.is_null()) {
+                left.add(&format!("param_groups[{place}].name"), "names of groups are texts");
+            }
+            if momentum.is_some() && first_beta.is_some() {
+                left.add(&format!("param_groups[{place}].momentum"), "an optimizer with betas has none");
+            }
             let number = |value: Option<Value>| value.filter(Value::is_number).unwrap_or_else(|| json!(0.0));
             groups.push(json!({
                 "name": name.filter(Value::is_string),
@@ -260,7 +266,7 @@ impl<T> PythonOptimizer<T> {
                 "lr": lr,
                 "initial_lr": initial_lr.filter(Value::is_number),
                 "weight_decay": number(weight_decay),
-                "momentum": number(momentum.or(first_beta)),
+                "momentum": number(first_beta.or(momentum)),
                 "options": options,
             }));
         }

@@ -8,7 +8,7 @@ use serde_json::{Map, Number, Value};
 pub struct Left(pub Vec<String>);
 
 impl Left {
-    fn add(&mut self, path: &str, what: &str) {
+    pub(super) fn add(&mut self, path: &str, what: &str) {
         self.0.push(if path.is_empty() { what.to_owned() } else { format!("{path} ({what})") });
     }
 }
