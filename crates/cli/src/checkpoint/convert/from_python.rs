@@ -189,13 +189,7 @@ impl<'a> Reader<'a> {
         let mut state = State::of_optimizer(&path)?;
         let mut optimizer = PythonOptimizer::read(&state.value).map_err(failed)?;
         let mut left = Left::default();
-        for (place, group) in optimizer.groups.iter_mut().enumerate() {
-            for (name, setting) in &mut group.settings {
-                let numbers = state.with_numbers(setting.clone())?;
-                note_numbers(setting, &numbers, &format!("param_groups[{place}].{}", shown(name)), &mut left);
-                *setting = numbers;
-            }
-        }
+        settings_as_numbers(&mut optimizer, &mut state, &mut left)?;
         let class = optimizer.class().map_err(failed)?;
         let State { files, tensors, .. } = state;
         let shape_of = |number: &usize| tensors[*number].shape.clone();
@@ -389,6 +383,22 @@ impl<'a> Reader<'a> {
             self.report.leave(format!("{file}: {}", listed(&paths, MOST_LISTED_BYTES)), NOT_CARRIED);
         }
     }
+}
+
+/// Puts numbers in place of settings that are tensors of one element, and notes which.
+fn settings_as_numbers(
+    optimizer: &mut PythonOptimizer<usize>,
+    state: &mut State,
+    left: &mut Left,
+) -> Result<(), WeightsError> {
+    for (place, group) in optimizer.groups.iter_mut().enumerate() {
+        for (name, setting) in &mut group.settings {
+            let numbers = state.with_numbers(setting.clone())?;
+            note_numbers(setting, &numbers, &format!("param_groups[{place}].{}", shown(name)), left);
+            *setting = numbers;
+        }
+    }
+    Ok(())
 }
 
 /// Notes which tensors of a value are numbers now: PyTorch computes with 32 bits where they were tensors of 32 bits.
