@@ -4,6 +4,7 @@ mod engines;
 mod fuzz;
 mod notebook;
 mod packages;
+mod properties;
 mod slurm;
 
 use anyhow::Result;
@@ -50,6 +51,9 @@ enum What {
     /// Feed every reader of files and messages from outside with inputs that are made up from what they reach in its
     /// code: any of them has to be read or refused. Needs a nightly toolchain
     Fuzz(fuzz::Arguments),
+    /// Run the tests of properties with inputs that the suite, which makes up the same ones each time, does not have. What fails
+    /// is shown with the seed that makes it fail again
+    Properties(properties::Arguments),
     /// Launch through a Slurm of two nodes on this machine. Its Debian packages are downloaded and unpacked into the cache folder,
     /// and not installed. Needs root, for names that its nodes have
     Slurm(engines::Arguments),
@@ -95,6 +99,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         What::Checkpoint { kills, seed } => attack(&[format!("--checkpoints={kills}"), format!("--seed={seed}")]),
         What::Launch(arguments) => attack(&arguments.flags()),
         What::Fuzz(arguments) => fuzz::run(arguments),
+        What::Properties(arguments) => properties::run(arguments),
         What::Slurm(arguments) => slurm::run(arguments),
         What::Engines(arguments) => engines::run(arguments),
         What::Notebook => notebook::run(),

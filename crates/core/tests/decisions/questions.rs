@@ -502,6 +502,20 @@ fn axes_and_eight_bits_of_a_script_in_python_become_a_file_that_a_launch_takes()
     assert_eq!(run.fp8.backend, Some(accelerate_core::config::FP8BackendType::AO));
 }
 
+/// FSDP needs at least two processes to shard over, so without any of its own the default divides sequences.
+#[test]
+fn whoever_shards_over_one_process_divides_sequences_by_default() {
+    let said = [
+        ("machine_type", "MULTI_CPU"),
+        ("sharding", "FSDP"),
+        ("use_parallelism_config", "yes"),
+        ("parallelism_config.dp_shard_size", "1"),
+    ];
+    let (_, questionnaire, answers) = conversation(NO_GPU, &said);
+    assert_eq!(answers.get("parallelism_config.cp_size"), Some("2"));
+    assert_eq!(questionnaire.resolve(&answers).unwrap().cluster.num_processes, Some(2));
+}
+
 /// Sizes of axes that two machines cannot start alike are not taken, and the default is one that they can.
 #[test]
 fn axes_fill_all_machines() {

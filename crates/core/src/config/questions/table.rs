@@ -361,6 +361,8 @@ pub(super) static ROWS: &[Row] = &[
         .check(|known, text| above_zero(text).and_then(|()| known.check_machines_of_axes(text))),
     setting(CONTEXT, "How many processes shall divide each sequence?", "It helps where sequences are very long.")
         .when(Known::has_axes)
+        // Where nothing else is sharded over, sequences have to be divided.
+        .default(|known| if known.number(SHARD) == 1 { "2" } else { "1" }.to_owned())
         .check(|known, text| context_size(text, known.number(SHARD))),
     setting(
         "parallelism_config.cp_comm_strategy",
