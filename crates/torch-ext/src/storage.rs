@@ -2,8 +2,11 @@
 
 use crate::border::{Handle, check, handle};
 use crate::error::Result;
+use crate::file::memory_of;
 use std::ffi::c_void;
 use std::fmt;
+use std::io;
+use std::ptr;
 use tch::Tensor;
 
 unsafe extern "C" {
@@ -53,6 +56,34 @@ pub fn empty_cache() -> Result<()> {
 pub fn storage_id(tensor: &Tensor) -> usize {
     // SAFETY: the handle is borrowed for the call.
     unsafe { te_storage_id(handle(tensor)) }
+}
+
+/// Copies bytes of a tensor into another one, or elsewhere into the same: `num_bytes` from byte `from_byte` of the one to byte `to_byte`
+/// of the other, whatever their dtypes are. Autograd sees nothing of it. Other tensors over the memory see it; nobody may be using it.
+///
+/// ```
+/// use tch::Tensor;
+/// use torch_ext::storage::copy_bytes;
+/// let (from, to) = (Tensor::from_slice(&[1f32, 2.0, 3.0]), Tensor::from_slice(&[0f32; 2]));
+/// copy_bytes(&from, 8, &to, 4, 4)?;
+/// assert_eq!(to, Tensor::from_slice(&[0f32, 3.0]));
+/// assert!(copy_bytes(&from, 8, &to, 4, 8).is_err());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
+/// # Errors
+/// [`io::ErrorKind::InvalidInput`] where a tensor has not as many bytes, is not contiguous, or not on the CPU.
+pub fn copy_bytes(from: &Tensor, from_byte: usize, to: &Tensor, to_byte: usize, num_bytes: usize) -> io::Result<()> {
+    let (from, from_bytes) = memory_of(from, false)?;
+    let (to, to_bytes) = memory_of(to, true)?;
+    let is_within = |start: usize, all: usize| start.checked_add(num_bytes).is_some_and(|end| end <= all);
+    if !is_within(from_byte, from_bytes) || !is_within(to_byte, to_bytes) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "a tensor has not as many bytes"));
+    }
+    // SAFETY: both ranges are within their tensors, as has just been seen, whose memory lives as long as they are borrowed. They may
+    // overlap.
+    unsafe { ptr::copy(from.add(from_byte), to.add(to_byte), num_bytes) };
+    Ok(())
 }
 
 /// The identity of a tensor: equal for clones of one handle (`shallow_clone`), different for any two other tensors alive at the

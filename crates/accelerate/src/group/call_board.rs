@@ -2,7 +2,8 @@
 //! call of the kernel. Small tensors lie there, too.
 //!
 //! What belongs to a call has two places, of which calls use one after the other. A rank that writes what belongs to a call has seen
-//! all others in the call before, so nobody reads any more what it overwrites: that of the call before that one.
+//! all others in the call before, so nobody reads any more what it overwrites: that of the call before that one. Behind the words
+//! is a staging buffer, through which larger tensors go block by block (`staging`).
 
 use crate::error::{Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
@@ -10,7 +11,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 use torch_ext::shared_memory::SharedWords;
 
 /// Tensors up to this size lie on the board.
@@ -18,13 +19,14 @@ pub(super) const SMALL_BYTES: usize = 16 << 10;
 
 /// The number that the ranks have met with, or why nobody may read any more.
 const STANDING: usize = 0;
-/// Number of the call and how far it is.
-const PROGRESS: usize = 1;
 /// Where the text of a call is, when ranks make different ones.
 const TEXT_AT: usize = 2;
 const TEXT_BYTES: usize = 3;
+/// The first counter. Each has two lines of the cache: processors fetch them in pairs, and each counter has readers of its own.
+const FIRST_COUNTER: usize = COUNTER_WORDS;
+const COUNTER_WORDS: usize = 16;
 /// The first of the two places.
-const FIRST_PLACE: usize = 8;
+const FIRST_PLACE: usize = FIRST_COUNTER + 4 * COUNTER_WORDS;
 
 /// Within a place: what stands for the call and its number; where its tensor begins, in the memory of the rank; the tensor itself, if
 /// it is small.
@@ -34,6 +36,25 @@ const CONTENT: usize = 8;
 const PLACE_WORDS: usize = CONTENT + SMALL_BYTES / size_of::<u64>();
 
 const NUM_WORDS: usize = FIRST_PLACE + 2 * PLACE_WORDS;
+
+/// What a rank counts, from its first call on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Counter {
+    /// Number of the call and how far it is.
+    Progress,
+    /// Blocks of which its version is in its staging buffer.
+    BlocksSent,
+    /// Blocks of its part of which the sum is there.
+    BlocksSummed,
+    /// Blocks of which it has the sums of all other ranks' parts.
+    BlocksTaken,
+}
+
+impl Counter {
+    fn word(self) -> usize {
+        FIRST_COUNTER + COUNTER_WORDS * self as usize
+    }
+}
 
 fn place_of(number: i64) -> usize {
     FIRST_PLACE + PLACE_WORDS * (number & 1) as usize
@@ -47,15 +68,15 @@ pub(super) struct CallBoard(SharedWords);
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Seen {
     pub(super) standing: i64,
-    pub(super) progress: i64,
+    pub(super) count: i64,
 }
 
 impl CallBoard {
-    /// A new one, and the file that others map it from.
-    pub(super) fn new(standing: i64) -> Result<(Self, File)> {
+    /// A new one with a staging buffer of so many bytes, and the file that others map both from.
+    pub(super) fn new(standing: i64, staging_bytes: usize) -> Result<(Self, File)> {
         let make = || -> io::Result<(SharedWords, File)> {
             let file = File::from(memfd_create("accelerate-calls", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
-            file.set_len((NUM_WORDS * size_of::<u64>()) as u64)?;
+            file.set_len((NUM_WORDS * size_of::<u64>() + staging_bytes) as u64)?;
             fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW)?;
             Ok((SharedWords::map(&file, 0, NUM_WORDS)?, file))
         };
@@ -71,6 +92,17 @@ impl CallBoard {
         SharedWords::map(&file, 0, NUM_WORDS).map(Self)
     }
 
+    /// The staging buffer behind the board that process `process` has open as this descriptor, which may be this one. What other
+    /// processes write meanwhile is seen.
+    pub(super) fn staging_buffer(process: u32, descriptor: i64, staging_bytes: usize) -> Result<Tensor> {
+        let path = format!("/proc/{process}/fd/{descriptor}");
+        let words_bytes = (NUM_WORDS * size_of::<u64>()) as i64;
+        let staging_bytes = staging_bytes as i64;
+        // The board is mapped as well, so the file is known to be as long, and not to become shorter.
+        let all = Tensor::f_from_file(&path, true, words_bytes + staging_bytes, (Kind::Uint8, Device::Cpu))?;
+        Ok(all.f_narrow(0, words_bytes, staging_bytes)?)
+    }
+
     /// By which other processes find a file of this one.
     pub(super) fn descriptor(file: &File) -> i64 {
         i64::from(file.as_raw_fd())
@@ -84,10 +116,10 @@ impl CallBoard {
         self.0[word].store(value as u64, Ordering::SeqCst);
     }
 
-    pub(super) fn look(&self) -> Seen {
-        // In this order: a rank that has left the group makes no more progress, so what is seen of its progress afterwards is all.
+    pub(super) fn look(&self, counter: Counter) -> Seen {
+        // In this order: a rank that has left the group counts no more, so what is seen of its counters afterwards is all.
         let standing = self.get(STANDING);
-        Seen { standing, progress: self.get(PROGRESS) }
+        Seen { standing, count: self.get(counter.word()) }
     }
 
     pub(super) fn standing(&self) -> i64 {
@@ -117,8 +149,9 @@ impl CallBoard {
         (self.get(place + CALL), self.get(place + ADDRESS) as usize)
     }
 
-    pub(super) fn set_progress(&self, progress: i64) {
-        self.set(PROGRESS, progress);
+    /// After everything that it tells of.
+    pub(super) fn set_counter(&self, counter: Counter, count: i64) {
+        self.set(counter.word(), count);
     }
 
     pub(super) fn set_text(&self, text: &str) {
@@ -149,24 +182,39 @@ mod tests {
 
     #[test]
     fn what_one_process_writes_another_one_sees_as_long_as_it_likes() {
-        let (own, file) = CallBoard::new(7).unwrap();
+        let (own, file) = CallBoard::new(7, 4096).unwrap();
         let peer = CallBoard::of_process(std::process::id(), CallBoard::descriptor(&file)).unwrap();
         let tensors = [1i64, 2].map(|number| Tensor::from_slice(&[number, 10 * number, 100 * number]));
         for (number, tensor) in (1i64..).zip(&tensors) {
             own.set_call(number, 1000 + number, 2000 + number);
             own.store(number, tensor).unwrap();
-            own.set_progress(number);
+            own.set_counter(Counter::Progress, number);
         }
         own.change_standing(8, 9);
         drop((own, file));
-        let seen = peer.look();
-        assert_eq!((seen.standing, seen.progress), (7, 2));
+        let seen = peer.look(Counter::Progress);
+        assert_eq!((seen.standing, seen.count), (7, 2));
         for (number, tensor) in (1i64..).zip(&tensors) {
             assert_eq!(peer.call(number), (1000 + number, 2000 + number as usize));
             let place = Tensor::from_slice(&[0i64; 2]);
             peer.load(number, 8, &place).unwrap();
             assert_eq!(place, tensor.narrow(0, 1, 2));
         }
+    }
+
+    #[test]
+    fn a_staging_buffer_is_the_same_memory_for_all_and_no_part_of_the_board() {
+        let (own, file) = CallBoard::new(7, 4096).unwrap();
+        let staging = || CallBoard::staging_buffer(std::process::id(), CallBoard::descriptor(&file), 4096).unwrap();
+        let (mut here, there) = (staging(), staging());
+        let _ = here.fill_(9);
+        for counter in [Counter::Progress, Counter::BlocksSent, Counter::BlocksSummed, Counter::BlocksTaken] {
+            own.set_counter(counter, i64::MIN);
+        }
+        let tensor = Tensor::zeros([SMALL_BYTES as i64], (Kind::Uint8, Device::Cpu));
+        (0..2).for_each(|number| own.store(number, &tensor).unwrap());
+        drop((own, file));
+        assert_eq!(there, Tensor::full([4096], 9, (Kind::Uint8, Device::Cpu)));
     }
 
     #[test]

@@ -113,7 +113,7 @@ impl Group {
             Ok(all)
         };
         let least = |number: &Tensor| wait(links.process_group.all_reduce(number, torch_ext::ReduceOp::Min, None));
-        PeerCalls::new(self.rank(), gather, least)
+        PeerCalls::new((self.rank(), self.world_size()), gather, least)
     }
 
     /// Finds out whether the ranks can make collectives of tensors of the CPU in their memory, while all of them are known to be here.

@@ -15,6 +15,7 @@ mod peer_process;
 mod peer_reads;
 mod peer_waits;
 mod pending;
+mod staging;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;

@@ -2,17 +2,19 @@
 //! no thread but the caller's takes part.
 //!
 //! Each rank publishes on its [`CallBoard`] which call it makes, where its tensor lies, and how far it is. All ranks compare the calls
-//! before anything is read. Small tensors lie on the board. Of others, no rank returns before all others have read what they need of
-//! it. A rank that fails says so on its board before its memory may change, and whoever has read from it looks there afterwards.
+//! before anything is read. Small tensors lie on the board, and larger ones that are added go through memory that all have mapped
+//! ([`Staging`]). Of others, no rank returns before all others have read what they need of it. A rank that fails says so on its board
+//! before its memory may change, and whoever has read from it looks there afterwards.
 //!
 //! Sums are added in the order of Gloo's ring ([`ring`]), so they have the same bits, and the same on every rank: each part is
 //! added by one rank, and copied by the others. Small tensors are added by all ranks, in that same order.
 
-use super::call_board::{CallBoard, SMALL_BYTES};
+use super::call_board::{CallBoard, Counter, SMALL_BYTES};
 use super::compare::call_text;
 use super::peer_call::PeerCall;
 use super::peer_memory::{Card, Peer, meet, nonce};
 use super::peer_waits::Patience;
+use super::staging::{Blocks, Staging, staging_bytes};
 use super::{Group, ReduceOp};
 use crate::error::{CollectiveError, Error, Result};
 use accelerate_core::ring;
@@ -81,10 +83,10 @@ pub(super) struct PeerCalls {
     state: Mutex<State>,
 }
 
-#[derive(Default)]
 struct State {
     /// Calls so far.
     number: i64,
+    staging: Staging,
     /// Bytes for what is read before it is added.
     room: Option<Tensor>,
 }
@@ -105,7 +107,7 @@ struct Running<'a> {
 impl PeerCalls {
     /// `None` on all ranks unless each can read every other's memory. Collective, through `gather` and `least` of [`meet`].
     pub(super) fn new(
-        rank: usize,
+        (rank, world_size): (usize, usize),
         gather: impl FnOnce(&Tensor) -> Result<Tensor>,
         least: impl FnOnce(&Tensor) -> Result<()>,
     ) -> Result<Option<Self>> {
@@ -113,19 +115,23 @@ impl PeerCalls {
         // Peers may look for it for as long as this process lives: as long as it can be read, the process does.
         let sign_of_life: &AtomicI64 = Box::leak(Box::new(AtomicI64::new(nonce)));
         // Without a board this rank is one whose board nobody can open.
-        let made = CallBoard::new(nonce).ok();
+        let staging_bytes = staging_bytes(world_size);
+        let made = CallBoard::new(nonce, staging_bytes).ok();
         let descriptor = made.as_ref().map_or(-1, |(_, file)| CallBoard::descriptor(file));
         let card = Card { status_at: &raw const *sign_of_life as usize, nonce, descriptor };
         let open = |peer: &Peer, descriptor: i64| {
             let board = CallBoard::of_process(peer.process, descriptor).ok()?;
-            (board.standing() == peer.nonce).then_some(board)
+            let staging = CallBoard::staging_buffer(peer.process, descriptor, staging_bytes).ok()?;
+            (board.standing() == peer.nonce).then_some((board, staging))
         };
         let met = meet(card, gather, least, open)?;
         let num_processors = thread::available_parallelism().map_or(1, usize::from);
         Ok(met.zip(made).map(|(met, (own, _file))| {
             let spins = met.len() <= num_processors;
-            let (peers, boards) = met.into_iter().unzip();
-            Self { rank, peers, boards, own, nonce, process: std::process::id(), spins, state: Mutex::default() }
+            let (peers, opened): (_, Vec<_>) = met.into_iter().unzip();
+            let (boards, buffers) = opened.into_iter().unzip();
+            let state = Mutex::new(State { number: 0, staging: Staging::new(rank, buffers), room: None });
+            Self { rank, peers, boards, own, nonce, process: std::process::id(), spins, state }
         }))
     }
 
@@ -273,7 +279,7 @@ impl Running<'_> {
     }
 
     fn post(&self, step: i64) {
-        self.calls.own.set_progress(self.state.number * NUM_STEPS + step);
+        self.calls.own.set_counter(Counter::Progress, self.state.number * NUM_STEPS + step);
     }
 
     /// Needs nothing more of the others. What they still need of this rank stays on its board; waits, if it lies elsewhere.
@@ -293,20 +299,25 @@ impl Running<'_> {
 
     /// Waits until a rank is so far.
     fn wait_for(&self, rank: usize, step: i64) -> Step {
-        let (calls, wanted) = (self.calls, self.state.number * NUM_STEPS + step);
+        self.wait_until(rank, Counter::Progress, self.state.number * NUM_STEPS + step, step == DONE)
+    }
+
+    /// Waits until a rank has counted so far. Nothing is needed of it after what `is_last`.
+    fn wait_until(&self, rank: usize, counter: Counter, wanted: i64, is_last: bool) -> Step {
+        let calls = self.calls;
         let left = self.made.group.timeout().map(|timeout| timeout.saturating_sub(self.began.elapsed()));
         let mut patience = Patience::new(left, calls.spins);
         loop {
-            let mut seen = calls.boards[rank].look();
-            let alive = if patience.is_late() && seen.progress < wanted { calls.find_alive(rank) } else { Ok(()) };
+            let mut seen = calls.boards[rank].look(counter);
+            let alive = if patience.is_late() && seen.count < wanted { calls.find_alive(rank) } else { Ok(()) };
             if alive.is_err() {
                 // It may have come so far, and ended, in between.
-                seen = calls.boards[rank].look();
+                seen = calls.boards[rank].look(counter);
             }
             if seen.standing == FAILED {
                 return Err(self.gone(rank, "has failed"));
             }
-            if wanted <= seen.progress {
+            if wanted <= seen.count {
                 return Ok(());
             }
             if seen.standing != calls.peers[rank].nonce {
@@ -315,11 +326,11 @@ impl Running<'_> {
             match alive {
                 Ok(()) => {}
                 // Nothing more is needed of it.
-                Err(error) if step == DONE && has_ended(&error) => return Ok(()),
+                Err(error) if is_last && has_ended(&error) => return Ok(()),
                 Err(error) => return Err(self.lost(rank, error)),
             }
             if patience.is_long() {
-                self.look_at_all(step)?;
+                self.look_at_all(is_last)?;
             }
             if !patience.wait() {
                 let late = format!("rank {} is late", self.made.group.name_of(rank));
@@ -330,18 +341,18 @@ impl Running<'_> {
 
     /// Whoever is waited for may wait in turn for a rank that has failed, or is gone, before it had made this call.
     #[cold]
-    fn look_at_all(&self, step: i64) -> Step {
+    fn look_at_all(&self, is_last: bool) -> Step {
         let calls = self.calls;
         let made = self.state.number * NUM_STEPS + DONE;
         for rank in calls.others() {
-            let seen = calls.boards[rank].look();
-            if seen.standing == FAILED && seen.progress < made {
+            let seen = calls.boards[rank].look(Counter::Progress);
+            if seen.standing == FAILED && seen.count < made {
                 return Err(self.gone(rank, "has failed"));
             }
             if let Err(error) = calls.find_alive(rank)
-                && step != DONE
+                && !is_last
                 // It may have made the call, and ended.
-                && calls.boards[rank].look().progress < made
+                && calls.boards[rank].look(Counter::Progress).count < made
             {
                 return Err(self.lost(rank, error));
             }
@@ -422,36 +433,76 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// Every rank adds up its part, and reads the other parts' sums.
+    /// Every rank adds up its part, block by block, and takes the other parts' sums.
     fn reduce(&mut self, own: &Tensor, add: Add) -> Step {
-        let calls = self.calls;
-        let world_size = calls.peers.len();
-        let element_bytes = own.f_kind()?.elt_size_in_bytes();
-        let parts = ring::parts(own.numel(), element_bytes, world_size);
-        let part = &parts[calls.rank];
-        for start in part.clone().step_by(BLOCK_BYTES / element_bytes) {
-            let numel = (BLOCK_BYTES / element_bytes).min(part.end - start);
-            let block = own.f_narrow(0, start as i64, numel as i64)?;
-            let places = self.room(2, &block)?;
-            let (sum, version) = (&places[0], &places[1]);
-            for (step, rank) in ring::order(calls.rank, world_size).take(world_size - 1).enumerate() {
-                let place = if step == 0 { sum } else { version };
-                self.read(rank, start * element_bytes, place)?;
-                add.scale(place)?;
-                if step > 0 {
-                    add.combine(sum, version)?;
-                }
+        self.state.staging.read_as(own.f_kind()?)?;
+        let blocks = self.state.staging.blocks_of(own)?;
+        let num_blocks = blocks.num_blocks();
+        for turn in 0..num_blocks + 2 {
+            if turn < num_blocks {
+                self.send(&blocks, turn, add)?;
             }
-            add.scale(&block)?;
-            add.combine(&block, sum)?;
+            if let Some(block) = turn.checked_sub(1).filter(|&block| block < num_blocks) {
+                self.add(&blocks, block, add)?;
+            }
+            if let Some(block) = turn.checked_sub(2) {
+                self.take(&blocks, block)?;
+            }
         }
-        self.post(HAS_RESULT);
+        self.state.staging.num_blocks += num_blocks as i64;
+        self.post(DONE);
+        Ok(())
+    }
+
+    /// Sends a block of every other rank's part.
+    fn send(&self, blocks: &Blocks<'_>, block: usize, add: Add) -> Step {
+        let (calls, staging) = (self.calls, &self.state.staging);
         for rank in calls.others() {
-            self.wait_for(rank, HAS_RESULT)?;
-            let part = &parts[rank];
-            self.read(rank, part.start * element_bytes, &own.f_narrow(0, part.start as i64, part.len() as i64)?)?;
+            self.wait_until(rank, Counter::BlocksSummed, staging.num_before(block), false)?;
+            if add.factor.is_some() {
+                add.scale(&blocks.block(rank, block)?)?;
+            }
+            staging.send(blocks, rank, block).map_err(Error::other)?;
         }
-        self.finish()
+        calls.own.set_counter(Counter::BlocksSent, staging.number(block));
+        Ok(())
+    }
+
+    /// Adds up a block of this rank's part.
+    fn add(&self, blocks: &Blocks<'_>, block: usize, add: Add) -> Step {
+        let (calls, staging) = (self.calls, &self.state.staging);
+        let own = blocks.block(calls.rank, block)?;
+        add.scale(&own)?;
+        let mut sum = None;
+        for rank in ring::order(calls.rank, calls.peers.len()).take(calls.peers.len() - 1) {
+            self.wait_until(rank, Counter::BlocksSent, staging.number(block), false)?;
+            let version = staging.version(blocks, rank, block)?;
+            // In the memory of the rank that comes first, which it will fill again.
+            match &sum {
+                None => sum = Some(version),
+                Some(sum) => add.combine(sum, &version)?,
+            }
+        }
+        if let Some(sum) = sum {
+            add.combine(&own, &sum)?;
+        }
+        for rank in calls.others() {
+            self.wait_until(rank, Counter::BlocksTaken, staging.num_before(block), false)?;
+        }
+        staging.show(blocks, block).map_err(Error::other)?;
+        calls.own.set_counter(Counter::BlocksSummed, staging.number(block));
+        Ok(())
+    }
+
+    /// Takes a block of every other rank's part.
+    fn take(&self, blocks: &Blocks<'_>, block: usize) -> Step {
+        let (calls, staging) = (self.calls, &self.state.staging);
+        for rank in calls.others() {
+            self.wait_until(rank, Counter::BlocksSummed, staging.number(block), false)?;
+            staging.take(blocks, rank, block).map_err(Error::other)?;
+        }
+        calls.own.set_counter(Counter::BlocksTaken, staging.number(block));
+        Ok(())
     }
 
     fn reduce_scatter(&mut self, rows: &Tensor, shard: &Tensor, op: ReduceOp) -> Step {

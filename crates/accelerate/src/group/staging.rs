@@ -1,0 +1,156 @@
+//! Sums of tensors that are too large for a board. They go block by block through staging buffers, memory that all ranks have mapped.
+//!
+//! Each rank adds up one part of the tensor ([`ring`]). A block of a part takes three steps. All other ranks copy their versions into
+//! their staging buffers (sent). The rank adds them to its own one, in its tensor, and copies the sum into its staging buffer (summed).
+//! The others copy it into their tensors (taken). Blocks of several ranks are in different steps at one time, so that nobody waits for
+//! long, and are in the caches of the processors from their first step to their last. So memory is read and written once.
+//!
+//! A staging buffer has a few slots for each part, which blocks use in turn. Whoever fills a slot again waits until all others have
+//! read what it held, also at the beginning of the next call. So a call ends without a last meeting of the ranks.
+
+use crate::error::Result;
+use accelerate_core::ring;
+use std::ops::Range;
+use tch::{Kind, Tensor};
+use torch_ext::storage::copy_bytes;
+
+/// Of each part. While one block is read, others are filled.
+const SLOTS: usize = 8;
+
+/// Of all slots of a rank. They stay in the second cache of a processor, or nearly so.
+const STAGING_BYTES: usize = 1 << 20;
+
+/// A block begins where no other one's line of the cache ends.
+const ALIGNMENT: usize = 64;
+
+/// Bytes of a block, where so many ranks share a staging buffer.
+fn block_bytes(world_size: usize) -> usize {
+    (STAGING_BYTES / (SLOTS * world_size) / ALIGNMENT).max(1) * ALIGNMENT
+}
+
+/// Bytes of a rank's staging buffer.
+pub(super) fn staging_bytes(world_size: usize) -> usize {
+    SLOTS * world_size * block_bytes(world_size)
+}
+
+/// The staging buffers of all ranks.
+pub(super) struct Staging {
+    rank: usize,
+    /// By rank. Each has slots for every part: those of the own one hold sums, and the others versions.
+    buffers: Vec<Tensor>,
+    block_bytes: usize,
+    /// Blocks of all calls so far.
+    pub(super) num_blocks: i64,
+    /// The slots of the other ranks for this rank's part, as elements of the kind of the last sum.
+    versions: Option<(Kind, Vec<Vec<Tensor>>)>,
+}
+
+impl Staging {
+    pub(super) fn new(rank: usize, buffers: Vec<Tensor>) -> Self {
+        let block_bytes = block_bytes(buffers.len());
+        Self { rank, buffers, block_bytes, num_blocks: 0, versions: None }
+    }
+
+    /// How a tensor of one dimension goes.
+    pub(super) fn blocks_of<'a>(&self, tensor: &'a Tensor) -> Result<Blocks<'a>> {
+        let element_bytes = tensor.f_kind()?.elt_size_in_bytes();
+        let parts = ring::parts(tensor.numel(), element_bytes, self.buffers.len());
+        Ok(Blocks { tensor, parts, element_bytes, block_numel: self.block_bytes / element_bytes })
+    }
+
+    /// Makes the slots readable as elements of this kind.
+    pub(super) fn read_as(&mut self, kind: Kind) -> Result<()> {
+        if self.versions.as_ref().is_some_and(|(found, _)| *found == kind) {
+            return Ok(());
+        }
+        let slot_of = |buffer: &Tensor, slot| -> Result<Tensor> {
+            let start = self.byte(self.rank, slot) as i64;
+            Ok(buffer.f_narrow(0, start, self.block_bytes as i64)?.f_view_dtype(kind)?)
+        };
+        let slots_of = |buffer: &Tensor| (0..SLOTS).map(|slot| slot_of(buffer, slot)).collect::<Result<Vec<_>>>();
+        let versions = self.buffers.iter().map(slots_of).collect::<Result<_>>()?;
+        self.versions = Some((kind, versions));
+        Ok(())
+    }
+
+    /// Where a slot for rank `part`'s part begins.
+    fn byte(&self, part: usize, slot: usize) -> usize {
+        (part * SLOTS + slot) * self.block_bytes
+    }
+
+    /// The slot of a block of this call.
+    fn slot(&self, block: usize) -> usize {
+        (self.num_blocks as usize + block) % SLOTS
+    }
+
+    /// How many blocks, of all calls, have to be through before the slot of this one is free.
+    pub(super) fn num_before(&self, block: usize) -> i64 {
+        self.num_blocks + block as i64 + 1 - SLOTS as i64
+    }
+
+    /// The number of this block among those of all calls, counted from 1.
+    pub(super) fn number(&self, block: usize) -> i64 {
+        self.num_blocks + block as i64 + 1
+    }
+
+    /// Copies this rank's version of a block of another rank's part into its staging buffer.
+    pub(super) fn send(&self, blocks: &Blocks<'_>, part: usize, block: usize) -> std::io::Result<()> {
+        let (start, num_bytes) = blocks.bytes(part, block);
+        let place = self.byte(part, self.slot(block));
+        copy_bytes(blocks.tensor, start, &self.buffers[self.rank], place, num_bytes)
+    }
+
+    /// A block of this rank's part as rank `from` has it.
+    pub(super) fn version(&self, blocks: &Blocks<'_>, from: usize, block: usize) -> Result<Tensor> {
+        let numel = blocks.range(self.rank, block).len() as i64;
+        let Some((_, versions)) = &self.versions else { return Ok(Tensor::f_empty([0], tch::kind::FLOAT_CPU)?) };
+        Ok(versions[from][self.slot(block)].f_narrow(0, 0, numel)?)
+    }
+
+    /// Copies the sum of a block of this rank's part into its staging buffer.
+    pub(super) fn show(&self, blocks: &Blocks<'_>, block: usize) -> std::io::Result<()> {
+        self.send(blocks, self.rank, block)
+    }
+
+    /// Copies the sum of a block of rank `part`'s part out of its staging buffer.
+    pub(super) fn take(&self, blocks: &Blocks<'_>, part: usize, block: usize) -> std::io::Result<()> {
+        let (start, num_bytes) = blocks.bytes(part, block);
+        let place = self.byte(part, self.slot(block));
+        copy_bytes(&self.buffers[part], place, blocks.tensor, start, num_bytes)
+    }
+}
+
+/// A tensor in parts of blocks.
+pub(super) struct Blocks<'a> {
+    tensor: &'a Tensor,
+    parts: Vec<Range<usize>>,
+    element_bytes: usize,
+    block_numel: usize,
+}
+
+impl Blocks<'_> {
+    /// Of the longest part.
+    pub(super) fn num_blocks(&self) -> usize {
+        let longest = self.parts.iter().map(Range::len).max().unwrap_or_default();
+        longest.div_ceil(self.block_numel)
+    }
+
+    /// The elements of a block of rank `part`'s part, none where the part is shorter than others.
+    fn range(&self, part: usize, block: usize) -> Range<usize> {
+        let part = &self.parts[part];
+        let start = (part.start + block * self.block_numel).min(part.end);
+        start..(start + self.block_numel).min(part.end)
+    }
+
+    /// Where they begin, and how many bytes they have.
+    fn bytes(&self, part: usize, block: usize) -> (usize, usize) {
+        let range = self.range(part, block);
+        (range.start * self.element_bytes, range.len() * self.element_bytes)
+    }
+
+    /// This rank's own numbers.
+    pub(super) fn block(&self, part: usize, block: usize) -> Result<Tensor> {
+        let range = self.range(part, block);
+        Ok(self.tensor.f_narrow(0, range.start as i64, range.len() as i64)?)
+    }
+}
