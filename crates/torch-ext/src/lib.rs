@@ -6,6 +6,7 @@ pub mod attention;
 pub mod autocast;
 pub mod autograd;
 mod border;
+mod copy;
 mod cuda_graph;
 mod cuda_kernels;
 mod deterministic;

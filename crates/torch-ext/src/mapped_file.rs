@@ -1,5 +1,6 @@
 //! Files that are read out of the page cache, where the system maps it, without a call to the kernel for each piece.
 
+use crate::copy::{Stores, copy_with};
 use crate::file::memory_of;
 use std::fs::File;
 use std::io;
@@ -138,39 +139,9 @@ const STREAMED_BYTES: usize = 256 << 10;
 /// # Safety
 /// As [`ptr::copy_nonoverlapping`].
 unsafe fn copy(from: *const u8, to: *mut u8, num_bytes: usize) {
-    #[cfg(target_arch = "x86_64")]
-    if num_bytes >= STREAMED_BYTES && std::arch::is_x86_feature_detected!("avx") {
-        // SAFETY: the caller's promise; the processor has AVX.
-        return unsafe { copy_streamed(from, to, num_bytes) };
-    }
+    let stores = if num_bytes < STREAMED_BYTES { Stores::Cached } else { Stores::NonTemporal };
     // SAFETY: the caller's promise.
-    unsafe { ptr::copy_nonoverlapping(from, to, num_bytes) };
-}
-
-/// # Safety
-/// As [`ptr::copy_nonoverlapping`], on a processor with AVX.
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx")]
-unsafe fn copy_streamed(from: *const u8, to: *mut u8, num_bytes: usize) {
-    use std::arch::x86_64::{__m256i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
-    const LINE: usize = 64;
-    let head = to.align_offset(LINE).min(num_bytes);
-    let num_lines = (num_bytes - head) / LINE;
-    // SAFETY: head, lines and tail are parts of the two ranges that the caller vouches for; a line of `to` begins at a multiple of
-    // 64 bytes, as the stores ask for.
-    unsafe {
-        ptr::copy_nonoverlapping(from, to, head);
-        let (mut from, mut to) = (from.add(head), to.add(head));
-        for _ in 0..num_lines {
-            let first = _mm256_loadu_si256(from.cast::<__m256i>());
-            let second = _mm256_loadu_si256(from.add(32).cast::<__m256i>());
-            _mm256_stream_si256(to.cast::<__m256i>(), first);
-            _mm256_stream_si256(to.add(32).cast::<__m256i>(), second);
-            (from, to) = (from.add(LINE), to.add(LINE));
-        }
-        _mm_sfence();
-        ptr::copy_nonoverlapping(from, to, num_bytes - head - num_lines * LINE);
-    }
+    unsafe { copy_with(stores, from, to, num_bytes) };
 }
 
 /// Mapped bytes, which the handler knows.

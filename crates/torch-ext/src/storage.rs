@@ -1,12 +1,13 @@
 //! Storages: whose memory a tensor uses, and memory that goes and comes back under tensors that stay.
 
 use crate::border::{Handle, check, handle};
+pub use crate::copy::Stores;
+use crate::copy::{add_and_copy, copy_with};
 use crate::error::Result;
 use crate::file::memory_of;
 use std::ffi::c_void;
 use std::fmt;
 use std::io;
-use std::ptr;
 use tch::Tensor;
 
 unsafe extern "C" {
@@ -58,31 +59,87 @@ pub fn storage_id(tensor: &Tensor) -> usize {
     unsafe { te_storage_id(handle(tensor)) }
 }
 
-/// Copies bytes of a tensor into another one, or elsewhere into the same: `num_bytes` from byte `from_byte` of the one to byte `to_byte`
-/// of the other, whatever their dtypes are. Autograd sees nothing of it. Other tensors over the memory see it; nobody may be using it.
+/// Copies `num_bytes` bytes of a tensor, from byte `start` on, to byte `place` of another one, whatever their dtypes are. Autograd sees
+/// nothing of it. Other tensors over the memory see it; nobody may be using it.
 ///
 /// ```
 /// use tch::Tensor;
-/// use torch_ext::storage::copy_bytes;
+/// use torch_ext::storage::{Stores, copy_bytes};
 /// let (from, to) = (Tensor::from_slice(&[1f32, 2.0, 3.0]), Tensor::from_slice(&[0f32; 2]));
-/// copy_bytes(&from, 8, &to, 4, 4)?;
+/// copy_bytes((&from, 8), (&to, 4), 4, Stores::Cached)?;
 /// assert_eq!(to, Tensor::from_slice(&[0f32, 3.0]));
-/// assert!(copy_bytes(&from, 8, &to, 4, 8).is_err());
+/// assert!(copy_bytes((&from, 8), (&to, 4), 8, Stores::Cached).is_err());
 /// # Ok::<(), std::io::Error>(())
 /// ```
 ///
 /// # Errors
-/// [`io::ErrorKind::InvalidInput`] where a tensor has not as many bytes, is not contiguous, or not on the CPU.
-pub fn copy_bytes(from: &Tensor, from_byte: usize, to: &Tensor, to_byte: usize, num_bytes: usize) -> io::Result<()> {
-    let (from, from_bytes) = memory_of(from, false)?;
-    let (to, to_bytes) = memory_of(to, true)?;
-    let is_within = |start: usize, all: usize| start.checked_add(num_bytes).is_some_and(|end| end <= all);
-    if !is_within(from_byte, from_bytes) || !is_within(to_byte, to_bytes) {
+/// [`io::ErrorKind::InvalidInput`] where a tensor has not as many bytes, is not contiguous, or not on the CPU; where both ranges
+/// have bytes in common.
+pub fn copy_bytes(
+    (from, start): (&Tensor, usize),
+    (to, place): (&Tensor, usize),
+    num_bytes: usize,
+    stores: Stores,
+) -> io::Result<()> {
+    let from = place_of(from, start, num_bytes, false)?;
+    let to = place_of(to, place, num_bytes, true)?;
+    check_apart(&[from, to], num_bytes)?;
+    // SAFETY: both ranges are within their tensors, as has just been seen, whose memory lives as long as they are borrowed, and have
+    // no byte in common.
+    unsafe { copy_with(stores, from, to, num_bytes) };
+    Ok(())
+}
+
+/// Adds `numel` float32 numbers of a tensor, from byte `start` on, to as many of `sum`, and copies the results to a third tensor as
+/// well: [`copy_bytes`] after an addition, while the results are in the first cache. Whatever the dtypes are, bytes are taken for float32.
+///
+/// ```
+/// use tch::Tensor;
+/// use torch_ext::storage::{Stores, add_and_copy_floats};
+/// let (version, sum) = (Tensor::from_slice(&[1f32, 2.0, 3.0]), Tensor::from_slice(&[10f32, 20.0]));
+/// let copy = Tensor::from_slice(&[0f32; 3]);
+/// add_and_copy_floats((&version, 4), (&sum, 0), (&copy, 4), 2, Stores::Cached)?;
+/// assert_eq!(sum, Tensor::from_slice(&[12f32, 23.0]));
+/// assert_eq!(copy, Tensor::from_slice(&[0f32, 12.0, 23.0]));
+/// assert!(add_and_copy_floats((&version, 4), (&sum, 0), (&copy, 8), 2, Stores::Cached).is_err());
+/// # Ok::<(), std::io::Error>(())
+/// ```
+///
+/// # Errors
+/// As [`copy_bytes`].
+pub fn add_and_copy_floats(
+    (version, version_start): (&Tensor, usize),
+    (sum, sum_start): (&Tensor, usize),
+    (to, place): (&Tensor, usize),
+    numel: usize,
+    stores: Stores,
+) -> io::Result<()> {
+    let num_bytes = numel.saturating_mul(size_of::<f32>());
+    let version = place_of(version, version_start, num_bytes, false)?;
+    let sum = place_of(sum, sum_start, num_bytes, true)?;
+    let to = place_of(to, place, num_bytes, true)?;
+    check_apart(&[version, sum, to], num_bytes)?;
+    // SAFETY: the ranges are within their tensors, as has just been seen, whose memory lives as long as they are borrowed, and no two
+    // have a byte in common; any bytes are a float.
+    unsafe { add_and_copy(version.cast(), sum.cast(), to.cast(), numel, stores) };
+    Ok(())
+}
+
+/// The first of `num_bytes` bytes of a tensor from byte `start` on, which will be `changed` or only read.
+fn place_of(tensor: &Tensor, start: usize, num_bytes: usize, changed: bool) -> io::Result<*mut u8> {
+    let (address, all) = memory_of(tensor, changed)?;
+    if start.checked_add(num_bytes).is_none_or(|end| all < end) {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "a tensor has not as many bytes"));
     }
-    // SAFETY: both ranges are within their tensors, as has just been seen, whose memory lives as long as they are borrowed. They may
-    // overlap.
-    unsafe { ptr::copy(from.add(from_byte), to.add(to_byte), num_bytes) };
+    Ok(address.wrapping_add(start))
+}
+
+fn check_apart(places: &[*mut u8], num_bytes: usize) -> io::Result<()> {
+    for (number, place) in places.iter().enumerate() {
+        if places[..number].iter().any(|other| place.addr().abs_diff(other.addr()) < num_bytes) {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "bytes would be copied over themselves"));
+        }
+    }
     Ok(())
 }
 

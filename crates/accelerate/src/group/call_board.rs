@@ -8,9 +8,11 @@
 use crate::error::{Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use std::fs::File;
+use std::hint;
 use std::io;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 use tch::{Device, Kind, Tensor};
 use torch_ext::shared_memory::SharedWords;
 
@@ -25,8 +27,13 @@ const TEXT_BYTES: usize = 3;
 /// The first counter. Each has two lines of the cache: processors fetch them in pairs, and each counter has readers of its own.
 const FIRST_COUNTER: usize = COUNTER_WORDS;
 const COUNTER_WORDS: usize = 16;
+/// Words that only tell how long it takes to read what a peer has written last. Each says which of them is read next, in an order that
+/// no processor guesses.
+const FIRST_PROBE: usize = FIRST_COUNTER + 4 * COUNTER_WORDS;
+const NEXT_PROBE: [u64; 8] = [3, 6, 5, 7, 0, 1, 4, 2];
+const NUM_PROBES: usize = NEXT_PROBE.len();
 /// The first of the two places.
-const FIRST_PLACE: usize = FIRST_COUNTER + 4 * COUNTER_WORDS;
+const FIRST_PLACE: usize = FIRST_PROBE + NUM_PROBES * COUNTER_WORDS;
 
 /// Within a place: what stands for the call and its number; where its tensor begins, in the memory of the rank; the tensor itself, if
 /// it is small.
@@ -154,6 +161,25 @@ impl CallBoard {
         self.set(counter.word(), count);
     }
 
+    /// Before peers measure how long [`time_to_read`](Self::time_to_read) takes.
+    pub(super) fn set_probes(&self) {
+        for (probe, next) in NEXT_PROBE.into_iter().enumerate() {
+            self.0[FIRST_PROBE + probe * COUNTER_WORDS].store(next, Ordering::Relaxed);
+        }
+    }
+
+    /// How long this process takes to read a line of the cache that the peer has written.
+    pub(super) fn time_to_read(&self) -> Duration {
+        let began = Instant::now();
+        let mut probe = 0;
+        for _ in 0..NUM_PROBES {
+            let next = self.0[FIRST_PROBE + probe * COUNTER_WORDS].load(Ordering::Acquire);
+            probe = next as usize % NUM_PROBES;
+        }
+        hint::black_box(probe);
+        began.elapsed() / NUM_PROBES as u32
+    }
+
     pub(super) fn set_text(&self, text: &str) {
         self.set(TEXT_AT, text.as_ptr() as i64);
         self.set(TEXT_BYTES, text.len() as i64);
@@ -215,6 +241,15 @@ mod tests {
         (0..2).for_each(|number| own.store(number, &tensor).unwrap());
         drop((own, file));
         assert_eq!(there, Tensor::full([4096], 9, (Kind::Uint8, Device::Cpu)));
+    }
+
+    #[test]
+    fn every_probe_is_read() {
+        let mut next = 0;
+        let mut read: Vec<u64> =
+            (0..NUM_PROBES).map(|_| std::mem::replace(&mut next, NEXT_PROBE[next as usize])).collect();
+        read.sort_unstable();
+        assert_eq!(read, (0..NUM_PROBES as u64).collect::<Vec<_>>());
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::compare::call_text;
 use super::peer_call::PeerCall;
 use super::peer_memory::{Card, Peer, meet, nonce};
 use super::peer_waits::Patience;
-use super::staging::{Blocks, Staging, staging_bytes};
+use super::staging::{Blocks, MEASURED_BYTES, Staging, staging_bytes};
 use super::{Group, ReduceOp};
 use crate::error::{CollectiveError, Error, Result};
 use accelerate_core::ring;
@@ -23,7 +23,7 @@ use std::io;
 use std::sync::atomic::{AtomicI64, Ordering, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tch::{Device, Kind, Tensor};
 use torch_ext::process_memory::read;
 use torch_ext::scalar;
@@ -244,14 +244,25 @@ impl Running<'_> {
         if let Some(tensor) = call.shown_by(calls.rank).filter(|_| self.is_on_board) {
             calls.own.store(number, tensor).map_err(Error::other)?;
         }
+        let is_measured = call.tensor().is_some_and(|tensor| MEASURED_BYTES <= num_bytes(tensor));
+        if is_measured {
+            calls.own.set_probes();
+        }
         self.post(ENTERED);
         self.addresses = vec![0; calls.peers.len()];
         let mut are_equal = true;
+        let mut time_to_read = Duration::ZERO;
         for rank in calls.others() {
             self.wait_for(rank, ENTERED)?;
+            if is_measured {
+                time_to_read = time_to_read.max(calls.boards[rank].time_to_read());
+            }
             let (found, address) = calls.boards[rank].call(number);
             are_equal &= found == hash;
             self.addresses[rank] = address;
+        }
+        if is_measured {
+            self.state.staging.write_for(time_to_read);
         }
         if are_equal { Ok(()) } else { Err(self.differ()) }
     }
@@ -471,25 +482,26 @@ impl Running<'_> {
     /// Adds up a block of this rank's part.
     fn add(&self, blocks: &Blocks<'_>, block: usize, add: Add) -> Step {
         let (calls, staging) = (self.calls, &self.state.staging);
-        let own = blocks.block(calls.rank, block)?;
-        add.scale(&own)?;
-        let mut sum = None;
-        for rank in ring::order(calls.rank, calls.peers.len()).take(calls.peers.len() - 1) {
-            self.wait_until(rank, Counter::BlocksSent, staging.number(block), false)?;
-            let version = staging.version(blocks, rank, block)?;
-            // In the memory of the rank that comes first, which it will fill again.
-            match &sum {
-                None => sum = Some(version),
-                Some(sum) => add.combine(sum, &version)?,
-            }
+        if add.factor.is_some() {
+            add.scale(&blocks.block(calls.rank, block)?)?;
         }
-        if let Some(sum) = sum {
-            add.combine(&own, &sum)?;
+        // Other versions are added in the memory of the first one, whose rank will fill it again.
+        let mut ranks = ring::order(calls.rank, calls.peers.len()).take(calls.peers.len() - 1);
+        let first = ranks.next().unwrap_or(calls.rank);
+        self.wait_until(first, Counter::BlocksSent, staging.number(block), false)?;
+        for rank in ranks {
+            self.wait_until(rank, Counter::BlocksSent, staging.number(block), false)?;
+            add.combine(&staging.version(blocks, first, block)?, &staging.version(blocks, rank, block)?)?;
         }
         for rank in calls.others() {
             self.wait_until(rank, Counter::BlocksTaken, staging.num_before(block), false)?;
         }
-        staging.show(blocks, block).map_err(Error::other)?;
+        if add.op == torch_ext::ReduceOp::Sum && blocks.kind == Kind::Float {
+            staging.add_and_show(blocks, first, block).map_err(Error::other)?;
+        } else {
+            add.combine(&blocks.block(calls.rank, block)?, &staging.version(blocks, first, block)?)?;
+            staging.show(blocks, block).map_err(Error::other)?;
+        }
         calls.own.set_counter(Counter::BlocksSummed, staging.number(block));
         Ok(())
     }

@@ -7,18 +7,31 @@
 //!
 //! A staging buffer has a few slots for each part, which blocks use in turn. Whoever fills a slot again waits until all others have
 //! read what it held, also at the beginning of the next call. So a call ends without a last meeting of the ranks.
+//!
+//! What one processor has written last lies in its caches. Where another one has to fetch it from there across the machine, line by
+//! line, that takes several times as long as reading memory. So ranks measure how far away they are from each other, and those that
+//! are far apart write past their caches.
 
 use crate::error::Result;
 use accelerate_core::ring;
+use std::io;
 use std::ops::Range;
+use std::time::Duration;
 use tch::{Kind, Tensor};
-use torch_ext::storage::copy_bytes;
+use torch_ext::storage::{Stores, add_and_copy_floats, copy_bytes};
 
 /// Of each part. While one block is read, others are filled.
 const SLOTS: usize = 8;
 
 /// Of all slots of a rank. They stay in the second cache of a processor, or nearly so.
 const STAGING_BYTES: usize = 1 << 20;
+
+/// Who needs longer for a line that a peer has written does not share a cache with it. Processors that do need some 50 ns, and others
+/// 130 ns and more.
+const FAR: Duration = Duration::from_nanos(90);
+
+/// From this size of a tensor on, measuring costs nothing beside the sum.
+pub(super) const MEASURED_BYTES: usize = 128 << 10;
 
 /// A block begins where no other one's line of the cache ends.
 const ALIGNMENT: usize = 64;
@@ -43,19 +56,26 @@ pub(super) struct Staging {
     pub(super) num_blocks: i64,
     /// The slots of the other ranks for this rank's part, as elements of the kind of the last sum.
     versions: Option<(Kind, Vec<Vec<Tensor>>)>,
+    stores: Stores,
 }
 
 impl Staging {
     pub(super) fn new(rank: usize, buffers: Vec<Tensor>) -> Self {
         let block_bytes = block_bytes(buffers.len());
-        Self { rank, buffers, block_bytes, num_blocks: 0, versions: None }
+        Self { rank, buffers, block_bytes, num_blocks: 0, versions: None, stores: Stores::NonTemporal }
+    }
+
+    /// Writes from now on as is best for peers of which the farthest needs so long for a line of the cache.
+    pub(super) fn write_for(&mut self, time_to_read: Duration) {
+        self.stores = if time_to_read < FAR { Stores::Cached } else { Stores::NonTemporal };
     }
 
     /// How a tensor of one dimension goes.
     pub(super) fn blocks_of<'a>(&self, tensor: &'a Tensor) -> Result<Blocks<'a>> {
-        let element_bytes = tensor.f_kind()?.elt_size_in_bytes();
+        let kind = tensor.f_kind()?;
+        let element_bytes = kind.elt_size_in_bytes();
         let parts = ring::parts(tensor.numel(), element_bytes, self.buffers.len());
-        Ok(Blocks { tensor, parts, element_bytes, block_numel: self.block_bytes / element_bytes })
+        Ok(Blocks { tensor, kind, parts, element_bytes, block_numel: self.block_bytes / element_bytes })
     }
 
     /// Makes the slots readable as elements of this kind.
@@ -94,10 +114,10 @@ impl Staging {
     }
 
     /// Copies this rank's version of a block of another rank's part into its staging buffer.
-    pub(super) fn send(&self, blocks: &Blocks<'_>, part: usize, block: usize) -> std::io::Result<()> {
+    pub(super) fn send(&self, blocks: &Blocks<'_>, part: usize, block: usize) -> io::Result<()> {
         let (start, num_bytes) = blocks.bytes(part, block);
         let place = self.byte(part, self.slot(block));
-        copy_bytes(blocks.tensor, start, &self.buffers[self.rank], place, num_bytes)
+        copy_bytes((blocks.tensor, start), (&self.buffers[self.rank], place), num_bytes, self.stores)
     }
 
     /// A block of this rank's part as rank `from` has it.
@@ -108,21 +128,31 @@ impl Staging {
     }
 
     /// Copies the sum of a block of this rank's part into its staging buffer.
-    pub(super) fn show(&self, blocks: &Blocks<'_>, block: usize) -> std::io::Result<()> {
+    pub(super) fn show(&self, blocks: &Blocks<'_>, block: usize) -> io::Result<()> {
         self.send(blocks, self.rank, block)
     }
 
+    /// Adds the version of rank `from`, or what was made of it, to the own one of float32, and copies the sum into the staging buffer.
+    pub(super) fn add_and_show(&self, blocks: &Blocks<'_>, from: usize, block: usize) -> io::Result<()> {
+        let (start, _) = blocks.bytes(self.rank, block);
+        let numel = blocks.range(self.rank, block).len();
+        let place = self.byte(self.rank, self.slot(block));
+        let own = &self.buffers[self.rank];
+        add_and_copy_floats((&self.buffers[from], place), (blocks.tensor, start), (own, place), numel, self.stores)
+    }
+
     /// Copies the sum of a block of rank `part`'s part out of its staging buffer.
-    pub(super) fn take(&self, blocks: &Blocks<'_>, part: usize, block: usize) -> std::io::Result<()> {
+    pub(super) fn take(&self, blocks: &Blocks<'_>, part: usize, block: usize) -> io::Result<()> {
         let (start, num_bytes) = blocks.bytes(part, block);
         let place = self.byte(part, self.slot(block));
-        copy_bytes(&self.buffers[part], place, blocks.tensor, start, num_bytes)
+        copy_bytes((&self.buffers[part], place), (blocks.tensor, start), num_bytes, Stores::Cached)
     }
 }
 
 /// A tensor in parts of blocks.
 pub(super) struct Blocks<'a> {
     tensor: &'a Tensor,
+    pub(super) kind: Kind,
     parts: Vec<Range<usize>>,
     element_bytes: usize,
     block_numel: usize,

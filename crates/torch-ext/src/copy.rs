@@ -1,0 +1,106 @@
+//! Copies of bytes, and sums, whose stores go through the processor's caches, or past them.
+
+use std::ptr;
+
+/// How a copy writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Stores {
+    /// Into the caches of this processor.
+    #[default]
+    Cached,
+    /// Past the caches, into memory: for what this processor does not need again soon, and for what one needs that has caches of its
+    /// own, to which reading memory is cheaper than asking this one's caches. Where the processor has no such stores, as
+    /// [`Cached`](Self::Cached).
+    NonTemporal,
+}
+
+/// # Safety
+/// As [`ptr::copy_nonoverlapping`].
+pub(crate) unsafe fn copy_with(stores: Stores, from: *const u8, to: *mut u8, num_bytes: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if stores == Stores::NonTemporal && std::arch::is_x86_feature_detected!("avx") {
+        // SAFETY: the caller's promise; the processor has AVX.
+        return unsafe { copy_streamed(from, to, num_bytes) };
+    }
+    let _ = stores;
+    // SAFETY: the caller's promise.
+    unsafe { ptr::copy_nonoverlapping(from, to, num_bytes) };
+}
+
+/// # Safety
+/// As [`ptr::copy_nonoverlapping`], on a processor with AVX.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx")]
+unsafe fn copy_streamed(from: *const u8, to: *mut u8, num_bytes: usize) {
+    use std::arch::x86_64::{__m256i, _mm_sfence, _mm256_loadu_si256, _mm256_stream_si256};
+    const LINE: usize = 64;
+    let head = to.align_offset(LINE).min(num_bytes);
+    let num_lines = (num_bytes - head) / LINE;
+    // SAFETY: head, lines and tail are parts of the two ranges that the caller vouches for; a line of `to` begins at a multiple of
+    // 64 bytes, as the stores ask for.
+    unsafe {
+        ptr::copy_nonoverlapping(from, to, head);
+        let (mut from, mut to) = (from.add(head), to.add(head));
+        for _ in 0..num_lines {
+            let first = _mm256_loadu_si256(from.cast::<__m256i>());
+            let second = _mm256_loadu_si256(from.add(32).cast::<__m256i>());
+            _mm256_stream_si256(to.cast::<__m256i>(), first);
+            _mm256_stream_si256(to.add(32).cast::<__m256i>(), second);
+            (from, to) = (from.add(LINE), to.add(LINE));
+        }
+        _mm_sfence();
+        ptr::copy_nonoverlapping(from, to, num_bytes - head - num_lines * LINE);
+    }
+}
+
+/// Adds numbers to those of `sum`, and copies the results.
+///
+/// # Safety
+/// `numel` floats may be read at `version`, read and written at `sum`, and written at `to`; no two of these ranges overlap.
+pub(crate) unsafe fn add_and_copy(version: *const f32, sum: *mut f32, to: *mut f32, numel: usize, stores: Stores) {
+    /// What was added is in the first cache when it is copied.
+    const STEP: usize = 1024;
+    for start in (0..numel).step_by(STEP) {
+        let step = STEP.min(numel - start);
+        // SAFETY: a part of the ranges that the caller vouches for.
+        unsafe {
+            let (version, sum, to) = (version.add(start), sum.add(start), to.add(start));
+            add(version, sum, step);
+            copy_with(stores, sum.cast(), to.cast(), step * size_of::<f32>());
+        }
+    }
+}
+
+/// # Safety
+/// As [`add_and_copy`].
+unsafe fn add(version: *const f32, sum: *mut f32, numel: usize) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the caller's promise; the processor has AVX2.
+        return unsafe { add_avx2(version, sum, numel) };
+    }
+    // SAFETY: the caller's promise.
+    unsafe { add_each(version, sum, numel) };
+}
+
+/// # Safety
+/// As [`add_and_copy`], on a processor with AVX2.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn add_avx2(version: *const f32, sum: *mut f32, numel: usize) {
+    // SAFETY: the caller's promise.
+    unsafe { add_each(version, sum, numel) };
+}
+
+/// # Safety
+/// As [`add_and_copy`].
+#[inline(always)]
+unsafe fn add_each(version: *const f32, sum: *mut f32, numel: usize) {
+    for at in 0..numel {
+        // SAFETY: within the ranges that the caller vouches for. Tensors may begin anywhere.
+        unsafe {
+            let added = sum.add(at).read_unaligned() + version.add(at).read_unaligned();
+            sum.add(at).write_unaligned(added);
+        }
+    }
+}
