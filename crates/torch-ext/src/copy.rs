@@ -104,3 +104,44 @@ unsafe fn add_each(version: *const f32, sum: *mut f32, numel: usize) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Numbers of which sums round.
+    fn floats(numel: usize, from: f32) -> Vec<f32> {
+        (0..numel).map(|at| (at as f32 * 0.7 + from).sin() * 1e3).collect()
+    }
+
+    #[test]
+    fn copies_of_any_length_and_place_write_their_bytes_and_no_others() {
+        for stores in [Stores::Cached, Stores::NonTemporal] {
+            for num_bytes in [0, 1, 31, 63, 64, 65, 127, 128, 200, 5000] {
+                for (start, place) in [(0, 0), (1, 0), (0, 1), (7, 60), (64, 63)] {
+                    let from: Vec<u8> = (0..6000_usize).map(|at| (at * 7 % 251) as u8).collect();
+                    let mut to = vec![255; 6000];
+                    // SAFETY: both have more than 5000 + 64 bytes.
+                    unsafe { copy_with(stores, from.as_ptr().add(start), to.as_mut_ptr().add(place), num_bytes) };
+                    assert_eq!(to[place..place + num_bytes], from[start..start + num_bytes], "{stores:?} {num_bytes}");
+                    let beside = to[..place].iter().chain(&to[place + num_bytes..]);
+                    assert!(beside.into_iter().all(|byte| *byte == 255), "{stores:?} {num_bytes} {place}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn sums_have_the_bits_of_additions_and_are_in_both_places() {
+        for stores in [Stores::Cached, Stores::NonTemporal] {
+            for numel in [0, 1, 7, 8, 1023, 1024, 1025, 3000] {
+                let (version, mut sum, mut to) = (floats(numel, 0.0), floats(numel, 0.4), vec![0.0; numel + 1]);
+                let wanted: Vec<f32> = version.iter().zip(&sum).map(|(version, own)| own + version).collect();
+                // SAFETY: all three have as many floats.
+                unsafe { add_and_copy(version.as_ptr(), sum.as_mut_ptr(), to.as_mut_ptr(), numel, stores) };
+                assert_eq!(sum, wanted);
+                assert_eq!((&to[..numel], to[numel]), (&*wanted, 0.0), "{stores:?} {numel}");
+            }
+        }
+    }
+}

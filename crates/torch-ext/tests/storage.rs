@@ -4,7 +4,10 @@
 use tch::{Device, Kind, Tensor};
 use torch_ext::foreach;
 use torch_ext::meta::{empty_meta, is_meta, to_meta};
-use torch_ext::storage::{WeakStorage, allocate_storage, free_storage, is_allocated, storage_bytes, storage_id};
+use torch_ext::storage::{
+    Stores, WeakStorage, add_and_copy_floats, allocate_storage, copy_bytes, free_storage, is_allocated, storage_bytes,
+    storage_id,
+};
 
 fn ones(shape: &[i64]) -> Tensor {
     Tensor::ones(shape, (Kind::Float, Device::Cpu))
@@ -143,4 +146,28 @@ fn meta_tensors_have_shapes_and_no_memory() {
     assert!(!is_meta(&ones(&[1])) && !is_meta(&Tensor::new()));
     assert!(empty_meta(&[-1], Kind::Float).is_err());
     assert!(to_meta(&Tensor::new()).is_err());
+}
+
+#[test]
+fn bytes_that_are_not_there_or_are_the_same_ones_are_not_copied() {
+    let (x, y) = (ones(&[16]), ones(&[16]));
+    let gaps = ones(&[4, 4]).tr();
+    for (from, to, num_bytes) in [
+        ((&x, 0), (&y, 0), 65),
+        ((&x, 61), (&y, 0), 4),
+        ((&x, 0), (&y, 61), 4),
+        ((&x, usize::MAX), (&y, 0), 4),
+        ((&x, 0), (&y, 0), usize::MAX),
+        ((&gaps, 0), (&y, 0), 4),
+        ((&x, 0), (&gaps, 0), 4),
+        ((&x, 0), (&x, 8), 12),
+        ((&x, 8), (&x, 0), 12),
+    ] {
+        let error = copy_bytes(from, to, num_bytes, Stores::NonTemporal).unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
+        let sum = add_and_copy_floats(from, to, (&ones(&[16]), 0), num_bytes / 4 + 1, Stores::Cached);
+        assert_eq!(sum.unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
+    }
+    copy_bytes((&x, 0), (&x, 32), 32, Stores::Cached).unwrap();
+    assert_eq!((x, y), (ones(&[16]), ones(&[16])));
 }

@@ -184,3 +184,92 @@ impl Blocks<'_> {
         Ok(self.tensor.f_narrow(0, range.start as i64, range.len() as i64)?)
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use tch::Device;
+
+    fn staging(rank: usize, world_size: usize) -> Staging {
+        let buffer = || Tensor::zeros([staging_bytes(world_size) as i64], (Kind::Uint8, Device::Cpu));
+        Staging::new(rank, (0..world_size).map(|_| buffer()).collect())
+    }
+
+    #[test]
+    fn blocks_of_all_parts_are_every_element_once() {
+        for world_size in [1, 2, 3, 4, 7, 64] {
+            let staging = staging(0, world_size);
+            for (numel, kind) in [(1, Kind::Float), (70_001, Kind::Half), (500_000, Kind::Double), (99, Kind::Uint8)] {
+                let tensor = Tensor::zeros([numel], (kind, Device::Cpu));
+                let blocks = staging.blocks_of(&tensor).unwrap();
+                let mut end = 0;
+                for part in 0..world_size {
+                    for block in 0..blocks.num_blocks() {
+                        let range = blocks.range(part, block);
+                        if range.is_empty() {
+                            continue;
+                        }
+                        assert_eq!(range.start, end, "{world_size} ranks, {numel} {kind:?}");
+                        let (_, num_bytes) = blocks.bytes(part, block);
+                        assert!(num_bytes <= staging.block_bytes);
+                        end = range.end;
+                    }
+                }
+                assert_eq!(end, numel as usize);
+            }
+        }
+    }
+
+    #[test]
+    fn slots_fill_a_buffer_and_share_no_line() {
+        for world_size in [1, 2, 3, 5, 64, 5000] {
+            let num_bytes = staging_bytes(world_size);
+            let block_bytes = block_bytes(world_size);
+            assert_eq!((num_bytes, block_bytes % ALIGNMENT), (world_size * SLOTS * block_bytes, 0));
+            assert!(num_bytes <= STAGING_BYTES || block_bytes == ALIGNMENT);
+        }
+        let staging = staging(1, 3);
+        let mut starts: Vec<usize> = (0..3)
+            .flat_map(|part| (0..SLOTS).map(move |slot| (part, slot)))
+            .map(|(part, slot)| staging.byte(part, slot))
+            .collect();
+        starts.sort_unstable();
+        assert!(starts.iter().enumerate().all(|(number, start)| *start == number * staging.block_bytes));
+    }
+
+    /// Without memory that is shared: what one rank writes is where the other one looks for it.
+    #[test]
+    fn a_block_goes_from_its_rank_to_the_one_that_adds_and_back() {
+        let mut ranks = [staging(0, 2), staging(1, 2)];
+        let kind = Kind::Int;
+        let tensors = [0, 1].map(|rank| Tensor::arange(100_000, (kind, Device::Cpu)) + 1_000_000 * rank);
+        let (theirs, block) = (Tensor::zeros([100_000], (kind, Device::Cpu)), 2);
+        for (staging, num_blocks) in ranks.iter_mut().zip([5, 5]) {
+            staging.read_as(kind).unwrap();
+            staging.num_blocks = num_blocks;
+        }
+        let [first, second] = &ranks;
+        let blocks = first.blocks_of(&tensors[0]).unwrap();
+        first.send(&blocks, 1, block).unwrap();
+        // As if both had mapped it.
+        let _ = second.buffers[0].shallow_clone().copy_(&first.buffers[0]);
+        let own = second.blocks_of(&tensors[1]).unwrap();
+        assert_eq!(second.version(&own, 0, block).unwrap(), blocks.block(1, block).unwrap());
+        second.show(&own, block).unwrap();
+        let _ = first.buffers[1].shallow_clone().copy_(&second.buffers[1]);
+        let place = first.blocks_of(&theirs).unwrap();
+        first.take(&place, 1, block).unwrap();
+        assert_eq!(place.block(1, block).unwrap(), own.block(1, block).unwrap());
+        assert_eq!(i64::try_from(&theirs.ne(0).sum(Kind::Int64)).unwrap(), own.range(1, block).len() as i64);
+    }
+
+    #[test]
+    fn only_ranks_that_are_far_apart_write_past_their_caches() {
+        let mut staging = staging(0, 2);
+        for (nanoseconds, wanted) in [(45, Stores::Cached), (145, Stores::NonTemporal), (30, Stores::Cached)] {
+            staging.write_for(Duration::from_nanos(nanoseconds));
+            assert_eq!(staging.stores, wanted);
+        }
+    }
+}

@@ -217,6 +217,35 @@ fn gradients_are_divided_before_they_are_added() {
     }
 }
 
+/// No rank waits for the others at the end of a sum, so slots are filled for the next one while they are read for this one.
+#[test]
+fn sums_one_after_the_other_leave_each_other_alone() {
+    const SUMS: [(i64, Kind); 4] =
+        [(300_007, Kind::Float), (70_001, Kind::BFloat16), (5, Kind::Float), (300_007, Kind::Double)];
+    for world_size in 2..=4 {
+        testing::ranks(world_size, Default::default(), |accelerator| {
+            let group = accelerator.group();
+            for turn in 0..12 {
+                for (numel, kind) in SUMS {
+                    let of = |rank: usize| numbers(rank + 10 * turn, numel, kind);
+                    let ours = of(group.rank());
+                    group.all_reduce(&ours, ReduceOp::Max)?;
+                    // Work in between that is another one on each rank.
+                    let wanted = (0..world_size).map(of).reduce(|most, next| most.maximum(&next));
+                    (0..group.rank() * turn % 5).for_each(|_| drop(ours.sin()));
+                    assert_eq!(
+                        bits(&ours),
+                        bits(&wanted.unwrap()),
+                        "{world_size} ranks, turn {turn}, {numel} {kind:?}"
+                    );
+                }
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
 /// What becomes of each rank; all stay until all are done, so that nobody's memory goes before.
 fn each<T: Send>(world_size: usize, deadline: Duration, body: impl Fn(usize, &Group) -> T + Sync) -> Vec<T> {
     let (store, end) = (Store::hash().unwrap(), Barrier::new(world_size));
