@@ -4,7 +4,7 @@ use std::ptr;
 
 /// How a copy writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Stores {
+pub enum CopyMode {
     /// Into the caches of this processor.
     #[default]
     Cached,
@@ -16,13 +16,13 @@ pub enum Stores {
 
 /// # Safety
 /// As [`ptr::copy_nonoverlapping`].
-pub(crate) unsafe fn copy_with(stores: Stores, from: *const u8, to: *mut u8, num_bytes: usize) {
+pub(crate) unsafe fn copy_with(mode: CopyMode, from: *const u8, to: *mut u8, num_bytes: usize) {
     #[cfg(target_arch = "x86_64")]
-    if stores == Stores::NonTemporal && std::arch::is_x86_feature_detected!("avx") {
+    if mode == CopyMode::NonTemporal && std::arch::is_x86_feature_detected!("avx") {
         // SAFETY: the caller's promise; the processor has AVX.
         return unsafe { copy_streamed(from, to, num_bytes) };
     }
-    let _ = stores;
+    let _ = mode;
     // SAFETY: the caller's promise.
     unsafe { ptr::copy_nonoverlapping(from, to, num_bytes) };
 }
@@ -56,50 +56,50 @@ unsafe fn copy_streamed(from: *const u8, to: *mut u8, num_bytes: usize) {
 /// Adds numbers to those of `sum`, and copies the results.
 ///
 /// # Safety
-/// `numel` floats may be read at `version`, read and written at `sum`, and written at `to`; no two of these ranges overlap.
-pub(crate) unsafe fn add_and_copy(version: *const f32, sum: *mut f32, to: *mut f32, numel: usize, stores: Stores) {
+/// `numel` floats may be read at `addend`, read and written at `sum`, and written at `to`; no two of these ranges overlap.
+pub(crate) unsafe fn add_and_copy(addend: *const f32, sum: *mut f32, to: *mut f32, numel: usize, mode: CopyMode) {
     /// What was added is in the first cache when it is copied.
-    const STEP: usize = 1024;
+    const STEP: usize = 2048;
     for start in (0..numel).step_by(STEP) {
         let step = STEP.min(numel - start);
         // SAFETY: a part of the ranges that the caller vouches for.
         unsafe {
-            let (version, sum, to) = (version.add(start), sum.add(start), to.add(start));
-            add(version, sum, step);
-            copy_with(stores, sum.cast(), to.cast(), step * size_of::<f32>());
+            let (addend, sum, to) = (addend.add(start), sum.add(start), to.add(start));
+            add(addend, sum, step);
+            copy_with(mode, sum.cast(), to.cast(), step * size_of::<f32>());
         }
     }
 }
 
 /// # Safety
 /// As [`add_and_copy`].
-unsafe fn add(version: *const f32, sum: *mut f32, numel: usize) {
+unsafe fn add(addend: *const f32, sum: *mut f32, numel: usize) {
     #[cfg(target_arch = "x86_64")]
     if std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the caller's promise; the processor has AVX2.
-        return unsafe { add_avx2(version, sum, numel) };
+        return unsafe { add_avx2(addend, sum, numel) };
     }
     // SAFETY: the caller's promise.
-    unsafe { add_each(version, sum, numel) };
+    unsafe { add_each(addend, sum, numel) };
 }
 
 /// # Safety
 /// As [`add_and_copy`], on a processor with AVX2.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn add_avx2(version: *const f32, sum: *mut f32, numel: usize) {
+unsafe fn add_avx2(addend: *const f32, sum: *mut f32, numel: usize) {
     // SAFETY: the caller's promise.
-    unsafe { add_each(version, sum, numel) };
+    unsafe { add_each(addend, sum, numel) };
 }
 
 /// # Safety
 /// As [`add_and_copy`].
 #[inline(always)]
-unsafe fn add_each(version: *const f32, sum: *mut f32, numel: usize) {
+unsafe fn add_each(addend: *const f32, sum: *mut f32, numel: usize) {
     for at in 0..numel {
         // SAFETY: within the ranges that the caller vouches for. Tensors may begin anywhere.
         unsafe {
-            let added = sum.add(at).read_unaligned() + version.add(at).read_unaligned();
+            let added = sum.add(at).read_unaligned() + addend.add(at).read_unaligned();
             sum.add(at).write_unaligned(added);
         }
     }
@@ -116,16 +116,16 @@ mod tests {
 
     #[test]
     fn copies_of_any_length_and_place_write_their_bytes_and_no_others() {
-        for stores in [Stores::Cached, Stores::NonTemporal] {
+        for mode in [CopyMode::Cached, CopyMode::NonTemporal] {
             for num_bytes in [0, 1, 31, 63, 64, 65, 127, 128, 200, 5000] {
                 for (start, place) in [(0, 0), (1, 0), (0, 1), (7, 60), (64, 63)] {
                     let from: Vec<u8> = (0..6000_usize).map(|at| (at * 7 % 251) as u8).collect();
                     let mut to = vec![255; 6000];
                     // SAFETY: both have more than 5000 + 64 bytes.
-                    unsafe { copy_with(stores, from.as_ptr().add(start), to.as_mut_ptr().add(place), num_bytes) };
-                    assert_eq!(to[place..place + num_bytes], from[start..start + num_bytes], "{stores:?} {num_bytes}");
+                    unsafe { copy_with(mode, from.as_ptr().add(start), to.as_mut_ptr().add(place), num_bytes) };
+                    assert_eq!(to[place..place + num_bytes], from[start..start + num_bytes], "{mode:?} {num_bytes}");
                     let beside = to[..place].iter().chain(&to[place + num_bytes..]);
-                    assert!(beside.into_iter().all(|byte| *byte == 255), "{stores:?} {num_bytes} {place}");
+                    assert!(beside.into_iter().all(|byte| *byte == 255), "{mode:?} {num_bytes} {place}");
                 }
             }
         }
@@ -133,14 +133,14 @@ mod tests {
 
     #[test]
     fn sums_have_the_bits_of_additions_and_are_in_both_places() {
-        for stores in [Stores::Cached, Stores::NonTemporal] {
+        for mode in [CopyMode::Cached, CopyMode::NonTemporal] {
             for numel in [0, 1, 7, 8, 1023, 1024, 1025, 3000] {
-                let (version, mut sum, mut to) = (floats(numel, 0.0), floats(numel, 0.4), vec![0.0; numel + 1]);
-                let wanted: Vec<f32> = version.iter().zip(&sum).map(|(version, own)| own + version).collect();
+                let (addend, mut sum, mut to) = (floats(numel, 0.0), floats(numel, 0.4), vec![0.0; numel + 1]);
+                let wanted: Vec<f32> = addend.iter().zip(&sum).map(|(addend, own)| own + addend).collect();
                 // SAFETY: all three have as many floats.
-                unsafe { add_and_copy(version.as_ptr(), sum.as_mut_ptr(), to.as_mut_ptr(), numel, stores) };
+                unsafe { add_and_copy(addend.as_ptr(), sum.as_mut_ptr(), to.as_mut_ptr(), numel, mode) };
                 assert_eq!(sum, wanted);
-                assert_eq!((&to[..numel], to[numel]), (&*wanted, 0.0), "{stores:?} {numel}");
+                assert_eq!((&to[..numel], to[numel]), (&*wanted, 0.0), "{mode:?} {numel}");
             }
         }
     }

@@ -1,6 +1,6 @@
 //! Files that are read out of the page cache, where the system maps it, without a call to the kernel for each piece.
 
-use crate::copy::{Stores, copy_with};
+use crate::copy::{CopyMode, copy_with};
 use crate::file::memory_of;
 use std::fs::File;
 use std::io;
@@ -139,9 +139,9 @@ const STREAMED_BYTES: usize = 256 << 10;
 /// # Safety
 /// As [`ptr::copy_nonoverlapping`].
 unsafe fn copy(from: *const u8, to: *mut u8, num_bytes: usize) {
-    let stores = if num_bytes < STREAMED_BYTES { Stores::Cached } else { Stores::NonTemporal };
+    let mode = if num_bytes < STREAMED_BYTES { CopyMode::Cached } else { CopyMode::NonTemporal };
     // SAFETY: the caller's promise.
-    unsafe { copy_with(stores, from, to, num_bytes) };
+    unsafe { copy_with(mode, from, to, num_bytes) };
 }
 
 /// Mapped bytes, which the handler knows.

@@ -1,7 +1,7 @@
 //! Storages: whose memory a tensor uses, and memory that goes and comes back under tensors that stay.
 
 use crate::border::{Handle, check, handle};
-pub use crate::copy::Stores;
+pub use crate::copy::CopyMode;
 use crate::copy::{add_and_copy, copy_with};
 use crate::error::Result;
 use crate::file::memory_of;
@@ -64,11 +64,11 @@ pub fn storage_id(tensor: &Tensor) -> usize {
 ///
 /// ```
 /// use tch::Tensor;
-/// use torch_ext::storage::{Stores, copy_bytes};
+/// use torch_ext::storage::{CopyMode, copy_bytes};
 /// let (from, to) = (Tensor::from_slice(&[1f32, 2.0, 3.0]), Tensor::from_slice(&[0f32; 2]));
-/// copy_bytes((&from, 8), (&to, 4), 4, Stores::Cached)?;
+/// copy_bytes((&from, 8), (&to, 4), 4, CopyMode::Cached)?;
 /// assert_eq!(to, Tensor::from_slice(&[0f32, 3.0]));
-/// assert!(copy_bytes((&from, 8), (&to, 4), 8, Stores::Cached).is_err());
+/// assert!(copy_bytes((&from, 8), (&to, 4), 8, CopyMode::Cached).is_err());
 /// # Ok::<(), std::io::Error>(())
 /// ```
 ///
@@ -79,14 +79,14 @@ pub fn copy_bytes(
     (from, start): (&Tensor, usize),
     (to, place): (&Tensor, usize),
     num_bytes: usize,
-    stores: Stores,
+    mode: CopyMode,
 ) -> io::Result<()> {
     let from = place_of(from, start, num_bytes, false)?;
     let to = place_of(to, place, num_bytes, true)?;
     check_apart(&[from, to], num_bytes)?;
     // SAFETY: both ranges are within their tensors, as has just been seen, whose memory lives as long as they are borrowed, and have
-    // no byte in common.
-    unsafe { copy_with(stores, from, to, num_bytes) };
+    // no address in common. That nobody else uses them meanwhile is the caller's promise, as for all memory that is shared.
+    unsafe { copy_with(mode, from, to, num_bytes) };
     Ok(())
 }
 
@@ -95,33 +95,33 @@ pub fn copy_bytes(
 ///
 /// ```
 /// use tch::Tensor;
-/// use torch_ext::storage::{Stores, add_and_copy_floats};
-/// let (version, sum) = (Tensor::from_slice(&[1f32, 2.0, 3.0]), Tensor::from_slice(&[10f32, 20.0]));
+/// use torch_ext::storage::{CopyMode, add_and_copy_floats};
+/// let (addend, sum) = (Tensor::from_slice(&[1f32, 2.0, 3.0]), Tensor::from_slice(&[10f32, 20.0]));
 /// let copy = Tensor::from_slice(&[0f32; 3]);
-/// add_and_copy_floats((&version, 4), (&sum, 0), (&copy, 4), 2, Stores::Cached)?;
+/// add_and_copy_floats((&addend, 4), (&sum, 0), (&copy, 4), 2, CopyMode::Cached)?;
 /// assert_eq!(sum, Tensor::from_slice(&[12f32, 23.0]));
 /// assert_eq!(copy, Tensor::from_slice(&[0f32, 12.0, 23.0]));
-/// assert!(add_and_copy_floats((&version, 4), (&sum, 0), (&copy, 8), 2, Stores::Cached).is_err());
+/// assert!(add_and_copy_floats((&addend, 4), (&sum, 0), (&copy, 8), 2, CopyMode::Cached).is_err());
 /// # Ok::<(), std::io::Error>(())
 /// ```
 ///
 /// # Errors
 /// As [`copy_bytes`].
 pub fn add_and_copy_floats(
-    (version, version_start): (&Tensor, usize),
+    (addend, addend_start): (&Tensor, usize),
     (sum, sum_start): (&Tensor, usize),
     (to, place): (&Tensor, usize),
     numel: usize,
-    stores: Stores,
+    mode: CopyMode,
 ) -> io::Result<()> {
     let num_bytes = numel.saturating_mul(size_of::<f32>());
-    let version = place_of(version, version_start, num_bytes, false)?;
+    let addend = place_of(addend, addend_start, num_bytes, false)?;
     let sum = place_of(sum, sum_start, num_bytes, true)?;
     let to = place_of(to, place, num_bytes, true)?;
-    check_apart(&[version, sum, to], num_bytes)?;
+    check_apart(&[addend, sum, to], num_bytes)?;
     // SAFETY: the ranges are within their tensors, as has just been seen, whose memory lives as long as they are borrowed, and no two
-    // have a byte in common; any bytes are a float.
-    unsafe { add_and_copy(version.cast(), sum.cast(), to.cast(), numel, stores) };
+    // have an address in common; any bytes are a float. Nobody else uses them meanwhile, as above.
+    unsafe { add_and_copy(addend.cast(), sum.cast(), to.cast(), numel, mode) };
     Ok(())
 }
 

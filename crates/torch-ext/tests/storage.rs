@@ -5,8 +5,8 @@ use tch::{Device, Kind, Tensor};
 use torch_ext::foreach;
 use torch_ext::meta::{empty_meta, is_meta, to_meta};
 use torch_ext::storage::{
-    Stores, WeakStorage, add_and_copy_floats, allocate_storage, copy_bytes, free_storage, is_allocated, storage_bytes,
-    storage_id,
+    CopyMode, WeakStorage, add_and_copy_floats, allocate_storage, copy_bytes, free_storage, is_allocated,
+    storage_bytes, storage_id,
 };
 
 fn ones(shape: &[i64]) -> Tensor {
@@ -163,11 +163,11 @@ fn bytes_that_are_not_there_or_are_the_same_ones_are_not_copied() {
         ((&x, 0), (&x, 8), 12),
         ((&x, 8), (&x, 0), 12),
     ] {
-        let error = copy_bytes(from, to, num_bytes, Stores::NonTemporal).unwrap_err();
+        let error = copy_bytes(from, to, num_bytes, CopyMode::NonTemporal).unwrap_err();
         assert_eq!(error.kind(), std::io::ErrorKind::InvalidInput);
-        let sum = add_and_copy_floats(from, to, (&ones(&[16]), 0), num_bytes / 4 + 1, Stores::Cached);
+        let sum = add_and_copy_floats(from, to, (&ones(&[16]), 0), num_bytes / 4 + 1, CopyMode::Cached);
         assert_eq!(sum.unwrap_err().kind(), std::io::ErrorKind::InvalidInput);
     }
-    copy_bytes((&x, 0), (&x, 32), 32, Stores::Cached).unwrap();
+    copy_bytes((&x, 0), (&x, 32), 32, CopyMode::Cached).unwrap();
     assert_eq!((x, y), (ones(&[16]), ones(&[16])));
 }

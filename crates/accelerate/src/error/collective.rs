@@ -31,6 +31,12 @@ pub(crate) enum CollectiveError {
     )]
     MemoryUnreadable { rank: usize, what: String, source: std::io::Error },
 
+    #[error(
+        "{op} is called in a copy of the process that has joined the run (fork), which is no rank of it. Make collectives in the \
+         process that made the Accelerator, and start others by a launcher"
+    )]
+    AfterFork { op: &'static str },
+
     #[error("{op} needs the same shapes and dtypes on every rank, but found {per_rank}. {cure}")]
     Disagreement { op: &'static str, per_rank: String, cure: &'static str },
 

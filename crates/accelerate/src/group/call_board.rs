@@ -24,12 +24,13 @@ const STANDING: usize = 0;
 /// Where the text of a call is, when ranks make different ones.
 const TEXT_AT: usize = 2;
 const TEXT_BYTES: usize = 3;
-/// The first counter. Each has two lines of the cache: processors fetch them in pairs, and each counter has readers of its own.
+/// The first [`Counter`]. Each has two lines of the cache: processors fetch them in pairs, and each counter has readers of its own.
 const FIRST_COUNTER: usize = COUNTER_WORDS;
+const NUM_COUNTERS: usize = 3;
 const COUNTER_WORDS: usize = 16;
 /// Words that only tell how long it takes to read what a peer has written last. Each says which of them is read next, in an order that
 /// no processor guesses.
-const FIRST_PROBE: usize = FIRST_COUNTER + 4 * COUNTER_WORDS;
+const FIRST_PROBE: usize = FIRST_COUNTER + NUM_COUNTERS * COUNTER_WORDS;
 const NEXT_PROBE: [u64; 8] = [3, 6, 5, 7, 0, 1, 4, 2];
 const NUM_PROBES: usize = NEXT_PROBE.len();
 /// The first of the two places.
@@ -44,17 +45,19 @@ const PLACE_WORDS: usize = CONTENT + SMALL_BYTES / size_of::<u64>();
 
 const NUM_WORDS: usize = FIRST_PLACE + 2 * PLACE_WORDS;
 
+// The staging buffer behind them begins at a line of the cache, so elements of any dtype can lie there.
+const _: () = assert!((NUM_WORDS * size_of::<u64>()).is_multiple_of(64));
+const _: () = assert!(Counter::BlocksReduced as usize + 1 == NUM_COUNTERS);
+
 /// What a rank counts, from its first call on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Counter {
     /// Number of the call and how far it is.
     Progress,
-    /// Blocks of which its version is in its staging buffer.
+    /// Blocks of which its contribution to every other rank's part is in its staging buffer.
     BlocksSent,
-    /// Blocks of its part of which the sum is there.
-    BlocksSummed,
-    /// Blocks of which it has the sums of all other ranks' parts.
-    BlocksTaken,
+    /// Blocks of its own part of which the result is in its staging buffer.
+    BlocksReduced,
 }
 
 impl Counter {
@@ -93,21 +96,27 @@ impl CallBoard {
         Ok((board, file))
     }
 
-    /// Another process's, which it has open as this descriptor.
-    pub(super) fn of_process(process: u32, descriptor: i64) -> io::Result<Self> {
-        let file = File::options().read(true).write(true).open(format!("/proc/{process}/fd/{descriptor}"))?;
-        SharedWords::map(&file, 0, NUM_WORDS).map(Self)
+    /// The file of another process's board, which it has open as this descriptor.
+    pub(super) fn open(process: u32, descriptor: i64) -> io::Result<File> {
+        File::options().read(true).write(true).open(format!("/proc/{process}/fd/{descriptor}"))
     }
 
-    /// The staging buffer behind the board that process `process` has open as this descriptor, which may be this one. What other
-    /// processes write meanwhile is seen.
-    pub(super) fn staging_buffer(process: u32, descriptor: i64, staging_bytes: usize) -> Result<Tensor> {
-        let path = format!("/proc/{process}/fd/{descriptor}");
-        let words_bytes = (NUM_WORDS * size_of::<u64>()) as i64;
-        let staging_bytes = staging_bytes as i64;
-        // The board is mapped as well, so the file is known to be as long, and not to become shorter.
-        let all = Tensor::f_from_file(&path, true, words_bytes + staging_bytes, (Kind::Uint8, Device::Cpu))?;
-        Ok(all.f_narrow(0, words_bytes, staging_bytes)?)
+    /// A board that was opened.
+    pub(super) fn map(file: &File) -> io::Result<Self> {
+        SharedWords::map(file, 0, NUM_WORDS).map(Self)
+    }
+
+    /// The staging buffer behind a board that was [mapped](Self::map): so many bytes. What other processes write meanwhile is seen. Two
+    /// tensors of one file are the same memory at two addresses.
+    pub(super) fn staging_buffer(file: &File, staging_bytes: usize) -> Result<Tensor> {
+        let num_bytes = NUM_WORDS * size_of::<u64>() + staging_bytes;
+        // libtorch would make a shorter file longer. None becomes shorter: it is sealed, or it would be no board.
+        if file.metadata().map_err(Error::other)?.len() != num_bytes as u64 {
+            return Err(Error::other("the board has a staging buffer of another size"));
+        }
+        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+        let all = Tensor::f_from_file(&path, true, num_bytes as i64, (Kind::Uint8, Device::Cpu))?;
+        Ok(all.f_narrow(0, (num_bytes - staging_bytes) as i64, staging_bytes as i64)?)
     }
 
     /// By which other processes find a file of this one.
@@ -168,7 +177,7 @@ impl CallBoard {
         }
     }
 
-    /// How long this process takes to read a line of the cache that the peer has written.
+    /// How long this process takes to read a line of the cache that the rank of this board has written.
     pub(super) fn time_to_read(&self) -> Duration {
         let began = Instant::now();
         let mut probe = 0;
@@ -209,7 +218,8 @@ mod tests {
     #[test]
     fn what_one_process_writes_another_one_sees_as_long_as_it_likes() {
         let (own, file) = CallBoard::new(7, 4096).unwrap();
-        let peer = CallBoard::of_process(std::process::id(), CallBoard::descriptor(&file)).unwrap();
+        let opened = CallBoard::open(std::process::id(), CallBoard::descriptor(&file)).unwrap();
+        let peer = CallBoard::map(&opened).unwrap();
         let tensors = [1i64, 2].map(|number| Tensor::from_slice(&[number, 10 * number, 100 * number]));
         for (number, tensor) in (1i64..).zip(&tensors) {
             own.set_call(number, 1000 + number, 2000 + number);
@@ -217,7 +227,7 @@ mod tests {
             own.set_counter(Counter::Progress, number);
         }
         own.change_standing(8, 9);
-        drop((own, file));
+        drop((own, file, opened));
         let seen = peer.look(Counter::Progress);
         assert_eq!((seen.standing, seen.count), (7, 2));
         for (number, tensor) in (1i64..).zip(&tensors) {
@@ -231,10 +241,12 @@ mod tests {
     #[test]
     fn a_staging_buffer_is_the_same_memory_for_all_and_no_part_of_the_board() {
         let (own, file) = CallBoard::new(7, 4096).unwrap();
-        let staging = || CallBoard::staging_buffer(std::process::id(), CallBoard::descriptor(&file), 4096).unwrap();
-        let (mut here, there) = (staging(), staging());
+        let staging = |staging_bytes| CallBoard::staging_buffer(&file, staging_bytes);
+        let (mut here, there) = (staging(4096).unwrap(), staging(4096).unwrap());
+        assert!(staging(8192).is_err() && staging(64).is_err());
         let _ = here.fill_(9);
-        for counter in [Counter::Progress, Counter::BlocksSent, Counter::BlocksSummed, Counter::BlocksTaken] {
+        own.set_probes();
+        for counter in [Counter::Progress, Counter::BlocksSent, Counter::BlocksReduced] {
             own.set_counter(counter, i64::MIN);
         }
         let tensor = Tensor::zeros([SMALL_BYTES as i64], (Kind::Uint8, Device::Cpu));
@@ -254,8 +266,7 @@ mod tests {
 
     #[test]
     fn what_is_no_board_is_an_error() {
-        assert!(CallBoard::of_process(std::process::id(), -1).is_err());
-        let file = tempfile::tempfile().unwrap();
-        assert!(CallBoard::of_process(std::process::id(), CallBoard::descriptor(&file)).is_err());
+        assert!(CallBoard::open(std::process::id(), -1).is_err());
+        assert!(CallBoard::map(&tempfile::tempfile().unwrap()).is_err());
     }
 }

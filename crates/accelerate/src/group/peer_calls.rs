@@ -3,7 +3,7 @@
 //!
 //! Each rank publishes on its [`CallBoard`] which call it makes, where its tensor lies, and how far it is. All ranks compare the calls
 //! before anything is read. Small tensors lie on the board, and larger ones that are added go through memory that all have mapped
-//! ([`Staging`]). Of others, no rank returns before all others have read what they need of it. A rank that fails says so on its board
+//! ([`Staging`]). For all other tensors, no rank returns before everybody has read what they need of it. A rank that fails says so on its board
 //! before its memory may change, and whoever has read from it looks there afterwards.
 //!
 //! Sums are added in the order of Gloo's ring ([`ring`]), so they have the same bits, and the same on every rank: each part is
@@ -14,14 +14,14 @@ use super::compare::call_text;
 use super::peer_call::PeerCall;
 use super::peer_memory::{Card, Peer, meet, nonce};
 use super::peer_waits::Patience;
-use super::staging::{Blocks, MEASURED_BYTES, Staging, staging_bytes};
+use super::staging::{Blocks, LEAD, Staging, staging_bytes};
 use super::{Group, ReduceOp};
 use crate::error::{CollectiveError, Error, Result};
 use accelerate_core::ring;
 use rustix::io::Errno;
 use std::io;
 use std::sync::atomic::{AtomicI64, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 use tch::{Device, Kind, Tensor};
@@ -37,8 +37,8 @@ const CLOSED: i64 = 0;
 
 /// How far a rank is in a call.
 const ENTERED: i64 = 1;
-/// Its part of the sum is there; or it has found that ranks make different calls, and says which one it makes.
-const HAS_RESULT: i64 = 2;
+/// It has found that ranks make different calls, and says which one it makes.
+const HAS_TEXT: i64 = 2;
 /// It needs nothing more of the others.
 const DONE: i64 = 3;
 const NUM_STEPS: i64 = 4;
@@ -120,9 +120,9 @@ impl PeerCalls {
         let descriptor = made.as_ref().map_or(-1, |(_, file)| CallBoard::descriptor(file));
         let card = Card { status_at: &raw const *sign_of_life as usize, nonce, descriptor };
         let open = |peer: &Peer, descriptor: i64| {
-            let board = CallBoard::of_process(peer.process, descriptor).ok()?;
-            let staging = CallBoard::staging_buffer(peer.process, descriptor, staging_bytes).ok()?;
-            (board.standing() == peer.nonce).then_some((board, staging))
+            let file = CallBoard::open(peer.process, descriptor).ok()?;
+            let board = CallBoard::map(&file).ok().filter(|board| board.standing() == peer.nonce)?;
+            Some((board, CallBoard::staging_buffer(&file, staging_bytes).ok()?))
         };
         let met = meet(card, gather, least, open)?;
         let num_processors = thread::available_parallelism().map_or(1, usize::from);
@@ -140,8 +140,14 @@ impl PeerCalls {
     /// # Errors
     /// Ranks that make different calls; a rank that is gone, has failed, or does not come before the deadline.
     pub(super) fn run(&self, made: &Made<'_>, call: &PeerCall<'_>) -> std::result::Result<(), CallError> {
-        // Whole after every statement: another thread that panicked has failed as a rank, too.
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if std::process::id() != self.process {
+            return Err(CallError::Own(CollectiveError::AfterFork { op: made.op }.into()));
+        }
+        let state = self.state.lock().unwrap_or_else(|poisoned| {
+            // Another thread has panicked in the middle of a call, so this rank has failed.
+            self.own.set_standing(FAILED);
+            poisoned.into_inner()
+        });
         let mut running =
             Running { calls: self, made, state, addresses: Vec::new(), is_on_board: false, began: Instant::now() };
         let fault = match running.make(call) {
@@ -162,6 +168,12 @@ impl PeerCalls {
             }
             Fault::Different(_) => CallError::Own(Error::other("ranks make different calls")),
         })
+    }
+
+    /// Is a rank well and so far? Whoever has failed may have written elsewhere meanwhile.
+    fn has_reached(&self, rank: usize, counter: Counter, wanted: i64) -> bool {
+        let seen = self.boards[rank].look(counter);
+        seen.standing != FAILED && wanted <= seen.count
     }
 
     fn others(&self) -> impl Iterator<Item = usize> + use<> {
@@ -244,25 +256,26 @@ impl Running<'_> {
         if let Some(tensor) = call.shown_by(calls.rank).filter(|_| self.is_on_board) {
             calls.own.store(number, tensor).map_err(Error::other)?;
         }
-        let is_measured = call.tensor().is_some_and(|tensor| MEASURED_BYTES <= num_bytes(tensor));
-        if is_measured {
+        let is_staged = !self.is_on_board && matches!(call, PeerCall::AllReduce { .. });
+        if is_staged {
             calls.own.set_probes();
         }
         self.post(ENTERED);
         self.addresses = vec![0; calls.peers.len()];
         let mut are_equal = true;
-        let mut time_to_read = Duration::ZERO;
+        let mut line = Duration::ZERO;
         for rank in calls.others() {
             self.wait_for(rank, ENTERED)?;
-            if is_measured {
-                time_to_read = time_to_read.max(calls.boards[rank].time_to_read());
+            if is_staged {
+                line = line.max(calls.boards[rank].time_to_read());
             }
             let (found, address) = calls.boards[rank].call(number);
             are_equal &= found == hash;
             self.addresses[rank] = address;
         }
-        if is_measured {
-            self.state.staging.write_for(time_to_read);
+        if is_staged {
+            // Reading the own lines takes as long as measuring does.
+            self.state.staging.measured(line.saturating_sub(calls.own.time_to_read()));
         }
         if are_equal { Ok(()) } else { Err(self.differ()) }
     }
@@ -273,11 +286,11 @@ impl Running<'_> {
         let calls = self.calls;
         let text = call_text(self.made.op, &(self.made.shape)());
         calls.own.set_text(&text);
-        self.post(HAS_RESULT);
+        self.post(HAS_TEXT);
         let read_texts = || -> Step<Vec<String>> {
             let mut texts = vec![text.clone(); calls.peers.len()];
             for rank in calls.others() {
-                self.wait_for(rank, HAS_RESULT)?;
+                self.wait_for(rank, HAS_TEXT)?;
                 let (address, num_bytes) = calls.boards[rank].text();
                 let bytes = Tensor::f_zeros([num_bytes.clamp(0, SMALL_BYTES as i64)], (Kind::Uint8, Device::Cpu))?;
                 self.read_memory(rank, address, &bytes)?;
@@ -308,12 +321,24 @@ impl Running<'_> {
         self.calls.others().try_for_each(|rank| self.wait_for(rank, DONE))
     }
 
-    /// Waits until a rank is so far.
+    /// Waits until a rank is so far in this call.
     fn wait_for(&self, rank: usize, step: i64) -> Step {
-        self.wait_until(rank, Counter::Progress, self.state.number * NUM_STEPS + step, step == DONE)
+        let wanted = self.state.number * NUM_STEPS + step;
+        if self.calls.has_reached(rank, Counter::Progress, wanted) {
+            return Ok(());
+        }
+        // Nothing is needed of a rank after its last step.
+        self.wait_until(rank, Counter::Progress, wanted, step == DONE)
     }
 
-    /// Waits until a rank has counted so far. Nothing is needed of it after what `is_last`.
+    /// Waits until a rank has sent or reduced a block.
+    fn wait_for_block(&self, rank: usize, counter: Counter, number: i64) -> Step {
+        if self.calls.has_reached(rank, counter, number) {
+            return Ok(());
+        }
+        self.wait_until(rank, counter, number, false)
+    }
+
     fn wait_until(&self, rank: usize, counter: Counter, wanted: i64, is_last: bool) -> Step {
         let calls = self.calls;
         let left = self.made.group.timeout().map(|timeout| timeout.saturating_sub(self.began.elapsed()));
@@ -336,7 +361,6 @@ impl Running<'_> {
             }
             match alive {
                 Ok(()) => {}
-                // Nothing more is needed of it.
                 Err(error) if is_last && has_ended(&error) => return Ok(()),
                 Err(error) => return Err(self.lost(rank, error)),
             }
@@ -344,10 +368,20 @@ impl Running<'_> {
                 self.look_at_all(is_last)?;
             }
             if !patience.wait() {
+                let rank = if counter == Counter::Progress { rank } else { self.last_of_others() };
                 let late = format!("rank {} is late", self.made.group.name_of(rank));
                 return Err(Fault::Peer(torch_ext::Error::timeout(self.made.op, late)));
             }
         }
+    }
+
+    /// The rank that has sent and reduced the fewest blocks: it waits for nobody.
+    fn last_of_others(&self) -> usize {
+        let calls = self.calls;
+        let num_done = |counter, rank: usize| calls.boards[rank].look(counter).count;
+        let all_done =
+            |rank: &usize| num_done(Counter::BlocksSent, *rank).saturating_add(num_done(Counter::BlocksReduced, *rank));
+        calls.others().min_by_key(all_done).unwrap_or(calls.rank)
     }
 
     /// Whoever is waited for may wait in turn for a rank that has failed, or is gone, before it had made this call.
@@ -444,32 +478,31 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// Every rank adds up its part, block by block, and takes the other parts' sums.
+    /// Every rank reduces its part, block by block, and gets the results of the others.
     fn reduce(&mut self, own: &Tensor, add: Add) -> Step {
-        self.state.staging.read_as(own.f_kind()?)?;
         let blocks = self.state.staging.blocks_of(own)?;
         let num_blocks = blocks.num_blocks();
-        for turn in 0..num_blocks + 2 {
-            if turn < num_blocks {
-                self.send(&blocks, turn, add)?;
+        let before = |turn: usize, lead: usize| turn.checked_sub(lead).filter(|&block| block < num_blocks);
+        for turn in 0..num_blocks + 2 * LEAD {
+            if let Some(block) = before(turn, 0) {
+                self.send_block(&blocks, block, add)?;
             }
-            if let Some(block) = turn.checked_sub(1).filter(|&block| block < num_blocks) {
-                self.add(&blocks, block, add)?;
+            if let Some(block) = before(turn, LEAD) {
+                self.reduce_block(&blocks, block, add)?;
             }
-            if let Some(block) = turn.checked_sub(2) {
-                self.take(&blocks, block)?;
+            if let Some(block) = before(turn, 2 * LEAD) {
+                self.receive_block(&blocks, block)?;
             }
         }
-        self.state.staging.num_blocks += num_blocks as i64;
+        self.state.staging.end_call(num_blocks);
         self.post(DONE);
         Ok(())
     }
 
     /// Sends a block of every other rank's part.
-    fn send(&self, blocks: &Blocks<'_>, block: usize, add: Add) -> Step {
+    fn send_block(&self, blocks: &Blocks<'_>, block: usize, add: Add) -> Step {
         let (calls, staging) = (self.calls, &self.state.staging);
         for rank in calls.others() {
-            self.wait_until(rank, Counter::BlocksSummed, staging.num_before(block), false)?;
             if add.factor.is_some() {
                 add.scale(&blocks.block(rank, block)?)?;
             }
@@ -479,41 +512,37 @@ impl Running<'_> {
         Ok(())
     }
 
-    /// Adds up a block of this rank's part.
-    fn add(&self, blocks: &Blocks<'_>, block: usize, add: Add) -> Step {
+    /// Reduces a block of this rank's part.
+    fn reduce_block(&self, blocks: &Blocks<'_>, block: usize, add: Add) -> Step {
         let (calls, staging) = (self.calls, &self.state.staging);
         if add.factor.is_some() {
             add.scale(&blocks.block(calls.rank, block)?)?;
         }
-        // Other versions are added in the memory of the first one, whose rank will fill it again.
+        // Others are combined in the slot of the first one, whose rank will fill it again.
         let mut ranks = ring::order(calls.rank, calls.peers.len()).take(calls.peers.len() - 1);
         let first = ranks.next().unwrap_or(calls.rank);
-        self.wait_until(first, Counter::BlocksSent, staging.number(block), false)?;
+        self.wait_for_block(first, Counter::BlocksSent, staging.number(block))?;
         for rank in ranks {
-            self.wait_until(rank, Counter::BlocksSent, staging.number(block), false)?;
-            add.combine(&staging.version(blocks, first, block)?, &staging.version(blocks, rank, block)?)?;
-        }
-        for rank in calls.others() {
-            self.wait_until(rank, Counter::BlocksTaken, staging.num_before(block), false)?;
+            self.wait_for_block(rank, Counter::BlocksSent, staging.number(block))?;
+            add.combine(&staging.contribution(blocks, first, block)?, &staging.contribution(blocks, rank, block)?)?;
         }
         if add.op == torch_ext::ReduceOp::Sum && blocks.kind == Kind::Float {
-            staging.add_and_show(blocks, first, block).map_err(Error::other)?;
+            staging.add_and_send(blocks, first, block).map_err(Error::other)?;
         } else {
-            add.combine(&blocks.block(calls.rank, block)?, &staging.version(blocks, first, block)?)?;
-            staging.show(blocks, block).map_err(Error::other)?;
+            add.combine(&blocks.block(calls.rank, block)?, &staging.contribution(blocks, first, block)?)?;
+            staging.send(blocks, calls.rank, block).map_err(Error::other)?;
         }
-        calls.own.set_counter(Counter::BlocksSummed, staging.number(block));
+        calls.own.set_counter(Counter::BlocksReduced, staging.number(block));
         Ok(())
     }
 
-    /// Takes a block of every other rank's part.
-    fn take(&self, blocks: &Blocks<'_>, block: usize) -> Step {
+    /// Gets the results of a block of every other rank's part.
+    fn receive_block(&self, blocks: &Blocks<'_>, block: usize) -> Step {
         let (calls, staging) = (self.calls, &self.state.staging);
         for rank in calls.others() {
-            self.wait_until(rank, Counter::BlocksSummed, staging.number(block), false)?;
-            staging.take(blocks, rank, block).map_err(Error::other)?;
+            self.wait_for_block(rank, Counter::BlocksReduced, staging.number(block))?;
+            staging.receive(blocks, rank, block).map_err(Error::other)?;
         }
-        calls.own.set_counter(Counter::BlocksTaken, staging.number(block));
         Ok(())
     }
 

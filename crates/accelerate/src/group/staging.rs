@@ -1,40 +1,49 @@
-//! Sums of tensors that are too large for a board. They go block by block through staging buffers, memory that all ranks have mapped.
+//! All-reduce of tensors that are too large for a board: a reduce-scatter and an all-gather, pipelined through shared memory.
 //!
-//! Each rank adds up one part of the tensor ([`ring`]). A block of a part takes three steps. All other ranks copy their versions into
-//! their staging buffers (sent). The rank adds them to its own one, in its tensor, and copies the sum into its staging buffer (summed).
-//! The others copy it into their tensors (taken). Blocks of several ranks are in different steps at one time, so that nobody waits for
-//! long, and are in the caches of the processors from their first step to their last. So memory is read and written once.
+//! Each rank reduces one part of the tensor ([`ring`]). A part goes in blocks, and each block takes three steps. All other ranks copy
+//! their contributions into their staging buffers, memory that all ranks have mapped (sent). The part's rank combines them with its own
+//! one, in its tensor, and copies the result into its staging buffer (reduced). The others copy it into their tensors (received). In
+//! turn `n` of a call, a rank sends its block `n`, reduces its block `n - LEAD` and receives the blocks `n - 2 * LEAD`. So ranks need not
+//! be in step, and a block stays in the caches from its first step to its last.
 //!
-//! A staging buffer has a few slots for each part, which blocks use in turn. Whoever fills a slot again waits until all others have
-//! read what it held, also at the beginning of the next call. So a call ends without a last meeting of the ranks.
+//! A staging buffer has a few slots for each part, which blocks use in turn. Nobody fills one that is still read. Whoever is in turn `n` has
+//! received block `n - 1 - 2 * LEAD` of every part, so all others have reduced it. Whoever reduces block `n` has seen that all others
+//! are in turn `n` at least, so they have received that block, too. And no rank begins a call before all have ended the one before.
 //!
 //! What one processor has written last lies in its caches. Where another one has to fetch it from there across the machine, line by
-//! line, that takes several times as long as reading memory. So ranks measure how far away they are from each other, and those that
-//! are far apart write past their caches.
+//! line, that takes several times as long as reading memory. So each rank measures how far away the others are, which is as far as it
+//! is from them, and writes past its caches if one of them is far.
+//!
+//! Method: buffers with slots as in NCCL (`NCCL_STEPS`), fragments in shared memory as in Open MPI's `coll/sm`.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use accelerate_core::ring;
 use std::io;
 use std::ops::Range;
 use std::time::Duration;
 use tch::{Kind, Tensor};
-use torch_ext::storage::{Stores, add_and_copy_floats, copy_bytes};
+use torch_ext::storage::{CopyMode, add_and_copy_floats, copy_bytes};
 
-/// Of each part. While one block is read, others are filled.
+/// Slots per part.
 const SLOTS: usize = 8;
 
-/// Of all slots of a rank. They stay in the second cache of a processor, or nearly so.
+/// By how many blocks each step is ahead of the next one.
+pub(super) const LEAD: usize = 3;
+
+// So a slot is filled again only after its block is through all steps, as the head of this file says.
+const _: () = assert!(2 * LEAD < SLOTS);
+
+/// Bytes of all slots of a rank.
 const STAGING_BYTES: usize = 1 << 20;
 
-/// Who needs longer for a line that a peer has written does not share a cache with it. Processors that do need some 50 ns, and others
-/// 130 ns and more.
-const FAR: Duration = Duration::from_nanos(90);
-
-/// From this size of a tensor on, measuring costs nothing beside the sum.
-pub(super) const MEASURED_BYTES: usize = 128 << 10;
-
-/// A block begins where no other one's line of the cache ends.
+/// Blocks begin at lines of the cache.
 const ALIGNMENT: usize = 64;
+
+/// Processors that share a cache take some 50 ns for a line that one of them has written last, and others 130 ns and more.
+const FAR_LINE: Duration = Duration::from_nanos(90);
+
+/// Of so many measurements the least counts: a process may have been interrupted in the others.
+const NUM_MEASUREMENTS: usize = 4;
 
 /// Bytes of a block, where so many ranks share a staging buffer.
 fn block_bytes(world_size: usize) -> usize {
@@ -49,48 +58,56 @@ pub(super) fn staging_bytes(world_size: usize) -> usize {
 /// The staging buffers of all ranks.
 pub(super) struct Staging {
     rank: usize,
-    /// By rank. Each has slots for every part: those of the own one hold sums, and the others versions.
+    /// By rank. Each has slots for every part: those of the own part hold results, and the others contributions.
     buffers: Vec<Tensor>,
     block_bytes: usize,
     /// Blocks of all calls so far.
-    pub(super) num_blocks: i64,
-    /// The slots of the other ranks for this rank's part, as elements of the kind of the last sum.
-    versions: Option<(Kind, Vec<Vec<Tensor>>)>,
-    stores: Stores,
+    num_blocks: i64,
+    /// The slots of all ranks for this rank's part, as elements of the kind of the last call.
+    contributions: Option<(Kind, Vec<Vec<Tensor>>)>,
+    /// Of the last calls, how long the farthest rank's lines took.
+    lines: [Duration; NUM_MEASUREMENTS],
+    num_measured: usize,
 }
 
 impl Staging {
     pub(super) fn new(rank: usize, buffers: Vec<Tensor>) -> Self {
         let block_bytes = block_bytes(buffers.len());
-        Self { rank, buffers, block_bytes, num_blocks: 0, versions: None, stores: Stores::NonTemporal }
+        let lines = [Duration::MAX; NUM_MEASUREMENTS];
+        Self { rank, buffers, block_bytes, num_blocks: 0, contributions: None, lines, num_measured: 0 }
     }
 
-    /// Writes from now on as is best for peers of which the farthest needs so long for a line of the cache.
-    pub(super) fn write_for(&mut self, time_to_read: Duration) {
-        self.stores = if time_to_read < FAR { Stores::Cached } else { Stores::NonTemporal };
+    /// How long it has just taken to read a line of the cache that the farthest rank has written.
+    pub(super) fn measured(&mut self, line: Duration) {
+        self.lines[self.num_measured % NUM_MEASUREMENTS] = line;
+        self.num_measured += 1;
     }
 
-    /// How a tensor of one dimension goes.
-    pub(super) fn blocks_of<'a>(&self, tensor: &'a Tensor) -> Result<Blocks<'a>> {
+    fn mode(&self) -> CopyMode {
+        let is_far = self.lines.iter().min().is_some_and(|least| FAR_LINE <= *least);
+        if is_far { CopyMode::NonTemporal } else { CopyMode::Cached }
+    }
+
+    /// A tensor of one dimension in its parts and blocks.
+    pub(super) fn blocks_of<'a>(&mut self, tensor: &'a Tensor) -> Result<Blocks<'a>> {
         let kind = tensor.f_kind()?;
         let element_bytes = kind.elt_size_in_bytes();
         let parts = ring::parts(tensor.numel(), element_bytes, self.buffers.len());
-        Ok(Blocks { tensor, kind, parts, element_bytes, block_numel: self.block_bytes / element_bytes })
+        if self.contributions.as_ref().is_none_or(|(found, _)| *found != kind) {
+            self.contributions = Some((kind, self.slots_as(kind)?));
+        }
+        let (mode, block_numel) = (self.mode(), self.block_bytes / element_bytes);
+        Ok(Blocks { tensor, kind, parts, element_bytes, block_numel, mode })
     }
 
-    /// Makes the slots readable as elements of this kind.
-    pub(super) fn read_as(&mut self, kind: Kind) -> Result<()> {
-        if self.versions.as_ref().is_some_and(|(found, _)| *found == kind) {
-            return Ok(());
-        }
+    /// The slots of each rank for this rank's part.
+    fn slots_as(&self, kind: Kind) -> Result<Vec<Vec<Tensor>>> {
         let slot_of = |buffer: &Tensor, slot| -> Result<Tensor> {
             let start = self.byte(self.rank, slot) as i64;
             Ok(buffer.f_narrow(0, start, self.block_bytes as i64)?.f_view_dtype(kind)?)
         };
-        let slots_of = |buffer: &Tensor| (0..SLOTS).map(|slot| slot_of(buffer, slot)).collect::<Result<Vec<_>>>();
-        let versions = self.buffers.iter().map(slots_of).collect::<Result<_>>()?;
-        self.versions = Some((kind, versions));
-        Ok(())
+        let slots_of = |buffer: &Tensor| (0..SLOTS).map(|slot| slot_of(buffer, slot)).collect();
+        self.buffers.iter().map(slots_of).collect()
     }
 
     /// Where a slot for rank `part`'s part begins.
@@ -103,49 +120,47 @@ impl Staging {
         (self.num_blocks as usize + block) % SLOTS
     }
 
-    /// How many blocks, of all calls, have to be through before the slot of this one is free.
-    pub(super) fn num_before(&self, block: usize) -> i64 {
-        self.num_blocks + block as i64 + 1 - SLOTS as i64
-    }
-
-    /// The number of this block among those of all calls, counted from 1.
+    /// The number of a block of this call among those of all calls, counted from 1.
     pub(super) fn number(&self, block: usize) -> i64 {
         self.num_blocks + block as i64 + 1
     }
 
-    /// Copies this rank's version of a block of another rank's part into its staging buffer.
+    /// A call of so many blocks has ended.
+    pub(super) fn end_call(&mut self, num_blocks: usize) {
+        self.num_blocks += num_blocks as i64;
+    }
+
+    /// Copies this rank's numbers of a block of rank `part`'s part into its staging buffer: its contribution to another one's part, or the
+    /// result of its own.
     pub(super) fn send(&self, blocks: &Blocks<'_>, part: usize, block: usize) -> io::Result<()> {
         let (start, num_bytes) = blocks.bytes(part, block);
         let place = self.byte(part, self.slot(block));
-        copy_bytes((blocks.tensor, start), (&self.buffers[self.rank], place), num_bytes, self.stores)
+        copy_bytes((blocks.tensor, start), (&self.buffers[self.rank], place), num_bytes, blocks.mode)
     }
 
-    /// A block of this rank's part as rank `from` has it.
-    pub(super) fn version(&self, blocks: &Blocks<'_>, from: usize, block: usize) -> Result<Tensor> {
+    /// What rank `from` contributes to a block of this rank's part, in its staging buffer.
+    pub(super) fn contribution(&self, blocks: &Blocks<'_>, from: usize, block: usize) -> Result<Tensor> {
         let numel = blocks.range(self.rank, block).len() as i64;
-        let Some((_, versions)) = &self.versions else { return Ok(Tensor::f_empty([0], tch::kind::FLOAT_CPU)?) };
-        Ok(versions[from][self.slot(block)].f_narrow(0, 0, numel)?)
+        let slots = self.contributions.as_ref().and_then(|(_, slots)| slots.get(from));
+        let slot = slots.and_then(|slots| slots.get(self.slot(block)));
+        let slot = slot.ok_or_else(|| Error::other(format!("rank {from} has no staging buffer")))?;
+        Ok(slot.f_narrow(0, 0, numel)?)
     }
 
-    /// Copies the sum of a block of this rank's part into its staging buffer.
-    pub(super) fn show(&self, blocks: &Blocks<'_>, block: usize) -> io::Result<()> {
-        self.send(blocks, self.rank, block)
-    }
-
-    /// Adds the version of rank `from`, or what was made of it, to the own one of float32, and copies the sum into the staging buffer.
-    pub(super) fn add_and_show(&self, blocks: &Blocks<'_>, from: usize, block: usize) -> io::Result<()> {
+    /// Adds what rank `from` contributes to a block of this rank's part of float32, and copies the result into the staging buffer.
+    pub(super) fn add_and_send(&self, blocks: &Blocks<'_>, from: usize, block: usize) -> io::Result<()> {
         let (start, _) = blocks.bytes(self.rank, block);
         let numel = blocks.range(self.rank, block).len();
         let place = self.byte(self.rank, self.slot(block));
         let own = &self.buffers[self.rank];
-        add_and_copy_floats((&self.buffers[from], place), (blocks.tensor, start), (own, place), numel, self.stores)
+        add_and_copy_floats((&self.buffers[from], place), (blocks.tensor, start), (own, place), numel, blocks.mode)
     }
 
-    /// Copies the sum of a block of rank `part`'s part out of its staging buffer.
-    pub(super) fn take(&self, blocks: &Blocks<'_>, part: usize, block: usize) -> io::Result<()> {
+    /// Copies the result of a block of rank `part`'s part out of that rank's staging buffer.
+    pub(super) fn receive(&self, blocks: &Blocks<'_>, part: usize, block: usize) -> io::Result<()> {
         let (start, num_bytes) = blocks.bytes(part, block);
         let place = self.byte(part, self.slot(block));
-        copy_bytes((&self.buffers[part], place), (blocks.tensor, start), num_bytes, Stores::Cached)
+        copy_bytes((&self.buffers[part], place), (blocks.tensor, start), num_bytes, CopyMode::Cached)
     }
 }
 
@@ -156,10 +171,12 @@ pub(super) struct Blocks<'a> {
     parts: Vec<Range<usize>>,
     element_bytes: usize,
     block_numel: usize,
+    /// How a staging buffer is written.
+    mode: CopyMode,
 }
 
 impl Blocks<'_> {
-    /// Of the longest part.
+    /// Blocks of the longest part.
     pub(super) fn num_blocks(&self) -> usize {
         let longest = self.parts.iter().map(Range::len).max().unwrap_or_default();
         longest.div_ceil(self.block_numel)
@@ -172,7 +189,7 @@ impl Blocks<'_> {
         start..(start + self.block_numel).min(part.end)
     }
 
-    /// Where they begin, and how many bytes they have.
+    /// Where they begin in the tensor, and how many bytes they have.
     fn bytes(&self, part: usize, block: usize) -> (usize, usize) {
         let range = self.range(part, block);
         (range.start * self.element_bytes, range.len() * self.element_bytes)
@@ -199,7 +216,7 @@ mod tests {
     #[test]
     fn blocks_of_all_parts_are_every_element_once() {
         for world_size in [1, 2, 3, 4, 7, 64] {
-            let staging = staging(0, world_size);
+            let mut staging = staging(0, world_size);
             for (numel, kind) in [(1, Kind::Float), (70_001, Kind::Half), (500_000, Kind::Double), (99, Kind::Uint8)] {
                 let tensor = Tensor::zeros([numel], (kind, Device::Cpu));
                 let blocks = staging.blocks_of(&tensor).unwrap();
@@ -240,36 +257,41 @@ mod tests {
 
     /// Without memory that is shared: what one rank writes is where the other one looks for it.
     #[test]
-    fn a_block_goes_from_its_rank_to_the_one_that_adds_and_back() {
-        let mut ranks = [staging(0, 2), staging(1, 2)];
+    fn a_block_goes_from_its_rank_to_the_one_that_reduces_and_back() {
+        let (mut first, mut second) = (staging(0, 2), staging(1, 2));
         let kind = Kind::Int;
         let tensors = [0, 1].map(|rank| Tensor::arange(100_000, (kind, Device::Cpu)) + 1_000_000 * rank);
         let (theirs, block) = (Tensor::zeros([100_000], (kind, Device::Cpu)), 2);
-        for (staging, num_blocks) in ranks.iter_mut().zip([5, 5]) {
-            staging.read_as(kind).unwrap();
-            staging.num_blocks = num_blocks;
-        }
-        let [first, second] = &ranks;
-        let blocks = first.blocks_of(&tensors[0]).unwrap();
-        first.send(&blocks, 1, block).unwrap();
+        first.end_call(5);
+        second.end_call(5);
+        let (sent, own) = (first.blocks_of(&tensors[0]).unwrap(), second.blocks_of(&tensors[1]).unwrap());
+        first.send(&sent, 1, block).unwrap();
         // As if both had mapped it.
         let _ = second.buffers[0].shallow_clone().copy_(&first.buffers[0]);
-        let own = second.blocks_of(&tensors[1]).unwrap();
-        assert_eq!(second.version(&own, 0, block).unwrap(), blocks.block(1, block).unwrap());
-        second.show(&own, block).unwrap();
+        assert_eq!(second.contribution(&own, 0, block).unwrap(), sent.block(1, block).unwrap());
+        second.send(&own, 1, block).unwrap();
         let _ = first.buffers[1].shallow_clone().copy_(&second.buffers[1]);
         let place = first.blocks_of(&theirs).unwrap();
-        first.take(&place, 1, block).unwrap();
+        first.receive(&place, 1, block).unwrap();
         assert_eq!(place.block(1, block).unwrap(), own.block(1, block).unwrap());
-        assert_eq!(i64::try_from(&theirs.ne(0).sum(Kind::Int64)).unwrap(), own.range(1, block).len() as i64);
+        let num_received = i64::try_from(&theirs.ne(0).sum(Kind::Int64)).unwrap();
+        assert_eq!(num_received, own.range(1, block).len() as i64);
     }
 
     #[test]
     fn only_ranks_that_are_far_apart_write_past_their_caches() {
         let mut staging = staging(0, 2);
-        for (nanoseconds, wanted) in [(45, Stores::Cached), (145, Stores::NonTemporal), (30, Stores::Cached)] {
-            staging.write_for(Duration::from_nanos(nanoseconds));
-            assert_eq!(staging.stores, wanted);
+        // An interruption changes nothing, and whoever is moved is noticed.
+        for (nanoseconds, wanted) in [
+            (45, CopyMode::Cached),
+            (4000, CopyMode::Cached),
+            (145, CopyMode::Cached),
+            (145, CopyMode::Cached),
+            (145, CopyMode::NonTemporal),
+            (30, CopyMode::Cached),
+        ] {
+            staging.measured(Duration::from_nanos(nanoseconds));
+            assert_eq!(staging.mode(), wanted, "{nanoseconds}");
         }
     }
 }

@@ -217,9 +217,9 @@ fn gradients_are_divided_before_they_are_added() {
     }
 }
 
-/// No rank waits for the others at the end of a sum, so slots are filled for the next one while they are read for this one.
+/// No rank waits for the others at the end of an all-reduce, and the next one fills slots that it has used.
 #[test]
-fn sums_one_after_the_other_leave_each_other_alone() {
+fn one_all_reduce_after_the_other_leaves_its_results_alone() {
     const SUMS: [(i64, Kind); 4] =
         [(300_007, Kind::Float), (70_001, Kind::BFloat16), (5, Kind::Float), (300_007, Kind::Double)];
     for world_size in 2..=4 {
