@@ -28,6 +28,21 @@ pub(crate) fn dying_rank() -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Rank 1 ends abruptly, or is stopped, while ranks are adding up large tensors, each of which goes in many blocks.
+pub(crate) fn struck_in_sum(signal: Signal) -> anyhow::Result<()> {
+    let accelerator = accelerator(Duration::from_secs(6))?;
+    let tensor = Tensor::f_ones([10 << 20], (Kind::Float, Device::Cpu))?;
+    accelerator.group().all_reduce(&tensor, ReduceOp::Mean)?;
+    if accelerator.process_index() == 1 {
+        let (begins, begun) = std::sync::mpsc::channel();
+        std::thread::spawn(move || begun.recv().map(|()| kill_process(getpid(), signal)));
+        begins.send(())?;
+    }
+    // The signal comes during one of them.
+    (0..10_000).try_for_each(|_| accelerator.group().all_reduce(&tensor, ReduceOp::Mean))?;
+    bail!("the signal has not come")
+}
+
 /// A rank fails by itself while the others wait for it, and takes its time to end after its connections have closed.
 pub(crate) fn failing_rank(failing: usize) -> anyhow::Result<()> {
     let accelerator = accelerator(Duration::from_secs(60))?;

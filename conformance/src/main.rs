@@ -27,6 +27,7 @@ mod test_tracking;
 mod training_check;
 
 use clap::{Parser, ValueEnum};
+use rustix::process::Signal;
 
 /// Ports of the reference's own test scripts.
 #[derive(Debug, Parser)]
@@ -84,6 +85,10 @@ enum Script {
     AwaitedRank,
     /// Rank 1 kills itself while the others reduce
     DyingRank,
+    /// The same in the middle of a large all-reduce.
+    DyingRankInSum,
+    /// Or it is stopped there.
+    StoppedRankInSum,
     /// Rank 0 fails by itself while the others reduce
     FailingRankZero,
     /// Rank 1 does
@@ -147,6 +152,8 @@ fn main() -> anyhow::Result<()> {
         Script::KilledAndResumed => killed_and_resumed::run(arguments.folder.as_deref()),
         Script::AwaitedRank => awaited::run(arguments.folder.as_deref()),
         Script::DyingRank => failing::dying_rank(),
+        Script::DyingRankInSum => failing::struck_in_sum(Signal::KILL),
+        Script::StoppedRankInSum => failing::struck_in_sum(Signal::STOP),
         Script::FailingRankZero => failing::failing_rank(0),
         Script::FailingRankOne => failing::failing_rank(1),
         Script::UnwritableFolder => failing::unwritable_folder(),

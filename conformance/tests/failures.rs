@@ -80,6 +80,20 @@ fn a_rank_that_dies_is_named_by_the_others() {
 }
 
 #[test]
+fn a_rank_that_dies_or_is_stopped_in_the_middle_of_a_sum_is_named_by_the_others() {
+    for script in ["dying_rank_in_sum", "stopped_rank_in_sum"] {
+        let mut ranks = start(script, 3);
+        let mut struck = ranks.remove(1);
+        for text in ranks.into_iter().map(end).map(|output| said(&output)) {
+            assert!(text.contains("all_reduce (collective ") && text.contains("on [10485760] Float"), "{text}");
+            assert!(is_missed(1, &text), "{script}: {text}");
+        }
+        let _ = struck.kill();
+        struck.wait().unwrap();
+    }
+}
+
+#[test]
 fn the_launcher_names_the_rank_that_failed_by_itself_and_not_one_that_lost_it() {
     for (failing, script) in [(0, "failing_rank_zero"), (1, "failing_rank_one"), (0, "unwritable_folder")] {
         for world_size in [2, 3] {
