@@ -17,6 +17,7 @@ use error::MergeError;
 
 use crate::checkpoint::{Seen, newest_in};
 use crate::flags::size_above_zero;
+use crate::paths;
 use crate::weights::{self, Weights, WeightsError};
 
 /// Names of this many bytes are listed in a message.
@@ -154,17 +155,12 @@ fn check_own(folder: &Path, removes: bool) -> Result<bool, Box<dyn Error>> {
 }
 
 /// Makes sure that what is written is not removed afterwards.
-fn check_apart(checkpoint: &Path, output: &Path) -> Result<(), MergeError> {
-    // The folders of the output that do not exist yet are made below the last one that does.
-    let existing = output.ancestors().find_map(|folder| match folder.as_os_str().is_empty() {
-        true => fs::canonicalize(".").ok(),
-        false => fs::canonicalize(folder).ok(),
-    });
-    match (fs::canonicalize(checkpoint), existing) {
-        (Ok(checkpoint), Some(output_folder)) if output_folder.starts_with(&checkpoint) => {
-            Err(MergeError::OutputWithin { output: output.to_owned(), checkpoint })
-        }
-        _ => Ok(()),
+fn check_apart(checkpoint: &Path, output: &Path) -> Result<(), Box<dyn Error>> {
+    let (checkpoint, output) = (checkpoint.to_owned(), output.to_owned());
+    match paths::is_within(&output, &checkpoint) {
+        Ok(true) => Err(MergeError::OutputWithin { output, checkpoint }.into()),
+        Ok(false) => Ok(()),
+        Err(source) => Err(WeightsError::Write { path: output, source }.into()),
     }
 }
 

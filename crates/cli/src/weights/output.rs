@@ -19,6 +19,7 @@ use tempfile::NamedTempFile;
 use super::copy::{BLOCK_BYTES, Copier, Sink};
 use super::error::WeightsError;
 use super::input::{Tensor, Weights, unreadable};
+use crate::paths::resolved;
 
 /// Whether what was read is what it was taken for, asked when all is written and nothing has its name.
 pub(crate) type Check<'a> = &'a dyn Fn() -> Result<(), Box<dyn Error>>;
@@ -43,21 +44,24 @@ pub(crate) fn write(
 /// Makes the folder if it is absent, which it says, and makes sure that there are no weights in it.
 fn prepare(folder: &Path) -> Result<bool, WeightsError> {
     let failed = |source| WeightsError::Write { path: folder.to_owned(), source };
-    match fs::metadata(folder) {
-        Err(_) => return fs::create_dir_all(folder).map(|()| true).map_err(failed),
+    // `new/../folder` is there also while `new` is not.
+    let place = resolved(folder).map_err(failed)?;
+    let is_new = match fs::metadata(&place) {
+        Err(_) => true,
         Ok(found) if !found.is_dir() => {
             let found = other_than_file(found.file_type()).unwrap_or("a file");
             return Err(WeightsError::Kind { path: folder.to_owned(), found, wanted: "a folder for the result" });
         }
-        Ok(_) => (),
-    }
+        Ok(_) => false,
+    };
+    fs::create_dir_all(folder).map_err(failed)?;
     for entry in fs::read_dir(folder).map_err(unreadable(folder))? {
         let name = entry.map_err(unreadable(folder))?.file_name().to_string_lossy().into_owned();
         if is_weight_file_of(&name, DEFAULT_STEM) || name == SaveManifest::file_name(DEFAULT_STEM) {
             return Err(WeightsError::Exists { path: folder.join(name) });
         }
     }
-    Ok(false)
+    Ok(is_new)
 }
 
 fn write_into(

@@ -177,6 +177,41 @@ fn the_checkpoint_is_removed_when_asked_for_and_when_its_weights_are_safe() {
     assert!(!checkpoint.exists() && output.path().join("model.safetensors").exists());
 }
 
+/// A folder that is removed is known by whatever path leads there, also by one on which something is missing.
+#[rstest]
+#[case::itself("in")]
+#[case::below_it("in/a/b")]
+#[case::by_a_folder_that_is_not_there("nope/../in")]
+#[case::by_two_folders_that_are_not_there("nope/more/../../in/a")]
+#[case::by_a_link("link/a")]
+#[case::by_a_link_to_a_folder_that_is_not_there("dangling/a")]
+#[case::by_a_link_from_within("in/up/in")]
+fn a_result_in_the_folder_that_is_removed_is_refused(#[case] output: &str) {
+    let (folder, copy) = (tempfile::tempdir().unwrap(), copied("dcp_fsdp_1"));
+    let path = |name: &str| folder.path().join(name);
+    fs::rename(copy.path(), path("in")).unwrap();
+    for (link, to) in [("link", "in"), ("dangling", "in/new"), ("in/up", "..")] {
+        symlink(to, path(link)).unwrap();
+    }
+    let mut command = accelerate();
+    command.args(["merge-weights", "in", output, "--remove_checkpoint_dir"]).current_dir(folder.path());
+    finished(command).expect(1, &["which --remove_checkpoint_dir removes after merging"]);
+    assert!(path("in/.metadata").exists() && !path("in/model.safetensors").exists());
+    assert!(!path("nope").exists() && !path("in/new").exists() && !path("in/a").exists());
+}
+
+/// Weights of two models would be mixed.
+#[test]
+fn weights_in_a_folder_that_is_named_by_way_of_another_are_seen() {
+    let (folder, copy) = (tempfile::tempdir().unwrap(), copied("dcp_fsdp_1"));
+    let output = folder.path().join("out");
+    fs::create_dir(&output).unwrap();
+    fs::write(output.join("model-00001-of-00002.safetensors"), "").unwrap();
+    merge(copy.path(), &folder.path().join("nope/../out"), &[])
+        .expect(1, &["model-00001-of-00002.safetensors exists already"]);
+    assert_eq!(names(&output), Some(vec!["model-00001-of-00002.safetensors".to_owned()]));
+}
+
 /// Changes a copy of a checkpoint of two ranks, and the folder for the result, before they are merged.
 type Change = fn(input: &Path, output: &Path);
 
