@@ -19,7 +19,7 @@ mod size;
 
 pub use checksum::Checksum;
 pub use folder::{choose_torch_file, choose_weight_file};
-pub use header::{Header, HeaderEntry};
+pub use header::{Header, HeaderEntry, check_saved_name};
 pub use index::{Index, IndexMetadata};
 pub use manifest::{
     SaveManifest, SavedFile, TEMPORARY_SUFFIX, is_saved_file_name, is_temporary_file_of, sample_blocks,

@@ -13,7 +13,6 @@ use accelerate_core::weight_files::{
     temporary_prefix,
 };
 use indicatif::{ProgressBar, ProgressStyle};
-use safetensors::tensor::{Metadata, TensorInfo};
 use tempfile::NamedTempFile;
 
 use super::copy::{BLOCK_BYTES, Copier, Sink};
@@ -151,48 +150,22 @@ pub(crate) fn write_safetensors(
     // The order of every writer of the format: the largest alignment first keeps every tensor aligned without holes.
     tensors.sort_by(|one, other| other.dtype.cmp(&one.dtype).then_with(|| one.name.cmp(&other.name)));
     let header = header(&tensors, output.path)?;
-    output.append(&(header.len() as u64).to_le_bytes())?;
     output.append(&header)?;
     tensors.iter().try_for_each(|tensor| copier.copy(tensor, output))
 }
 
-/// Makes sure that the file can be read again.
-fn check_tensors(tensors: &[&Tensor], path: &Path) -> Result<(), WeightsError> {
-    let path = || path.to_owned();
-    if tensors.len() > Header::MAX_TENSORS {
-        return Err(WeightsError::Many { path: path(), found: tensors.len() });
-    }
-    if tensors.iter().any(|tensor| tensor.name == Header::METADATA_KEY) {
-        return Err(WeightsError::Reserved { path: path() });
-    }
+/// The beginning of a file with these tensors.
+fn header(tensors: &[&Tensor], path: &Path) -> Result<Vec<u8>, WeightsError> {
     if let Some(tensor) = tensors.iter().find(|tensor| !tensor.has_whole_bytes()) {
         let (key, dtype) = (shown(&tensor.name), tensor.dtype);
-        return Err(WeightsError::PartsOfBytes { path: path(), key, dtype });
+        return Err(WeightsError::PartsOfBytes { path: path.to_owned(), key, dtype });
     }
-    Ok(())
-}
-
-fn header(tensors: &[&Tensor], path: &Path) -> Result<Vec<u8>, WeightsError> {
-    check_tensors(tensors, path)?;
-    let too_large = |reason: String| WeightsError::Header { path: path.to_owned(), reason };
-    let mut offset = 0;
-    let infos = tensors.iter().map(|tensor| {
-        let start = offset;
-        offset += tensor.num_bytes() as usize;
+    let described = tensors.iter().map(|tensor| {
         let shape = tensor.shape.iter().map(|&size| size as usize).collect();
-        (tensor.name.clone(), TensorInfo { dtype: tensor.dtype, shape, data_offsets: (start, offset) })
+        (tensor.name.as_str(), tensor.dtype, shape)
     });
-    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let metadata = Metadata::new(Some(format), infos.collect()).map_err(|error| too_large(error.to_string()))?;
-    let mut header = serde_json::to_vec(&metadata).map_err(|error| too_large(error.to_string()))?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-    if header.len() as u64 > Header::MAX_BYTES {
-        return Err(too_large(format!(
-            "its header would have {} bytes; choose a smaller --max_shard_size",
-            header.len()
-        )));
-    }
-    Ok(header)
+    let notes = [("format".to_owned(), "pt".to_owned())].into();
+    Header::write(described, &notes).map_err(|source| WeightsError::NotWritable { path: path.to_owned(), source })
 }
 
 /// A file under a temporary name. Dropped, it is removed.

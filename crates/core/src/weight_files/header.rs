@@ -1,5 +1,9 @@
 //! The header of a safetensors file: which tensors it has, and where.
 
+mod write;
+
+pub use write::check_saved_name;
+
 use super::json::{Entries, NoValue, Object};
 use super::shown::{shortened_reason, shown};
 use crate::Result;
