@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use accelerate_core::files::other_than_file;
 use accelerate_core::layout::Layout;
 use accelerate_core::weight_files::{
-    DEFAULT_STEM, DistributedCheckpoint, EXTENSION, Header, Index, StoredBytes, StoredTensor, TorchFile,
+    DEFAULT_STEM, DistributedCheckpoint, EXTENSION, Header, Index, Notes, StoredBytes, StoredTensor, TorchFile,
     choose_weight_file, shown,
 };
 use safetensors::Dtype;
@@ -40,6 +40,8 @@ pub(crate) struct Weights {
     pub(crate) is_ordered: bool,
     /// Models beside the one that this is.
     pub(crate) other_models: Vec<String>,
+    /// What the files say about themselves.
+    pub(crate) notes: Notes,
 }
 
 impl Weights {
@@ -292,26 +294,35 @@ fn nothing_to_open(folder: &Path, names: &[&str]) -> WeightsError {
     WeightsError::NoCheckpoint { folder: folder.to_owned(), within }
 }
 
-/// What a file has: its tensors, and the names of what is none.
-type Contents = (Vec<(String, StoredTensor)>, Vec<String>);
+/// What a file has.
+#[derive(Debug, Default)]
+struct Contents {
+    tensors: Vec<(String, StoredTensor)>,
+    /// The names of what is none.
+    others: Vec<String>,
+    /// What it says about itself, if it is of a kind that can.
+    notes: Option<BTreeMap<String, String>>,
+}
 
 /// Reads what is in an open file of this length.
 type Reader = fn(&mut File, u64) -> accelerate_core::Result<Contents>;
 
 fn safetensors_tensors(file: &mut File, num_bytes: u64) -> accelerate_core::Result<Contents> {
-    let header = Header::read(file, num_bytes)?;
+    let (header, notes) = Header::read_with_notes(file, num_bytes)?;
     let tensor = |entry: &accelerate_core::weight_files::HeaderEntry| {
         let range = header.data_at() + entry.start..header.data_at() + entry.end;
         let shape = entry.shape.iter().map(|&size| size as u64).collect();
         let storage = StoredBytes { range, crc32: None };
         (entry.name.clone(), StoredTensor::contiguous(entry.dtype, shape, storage))
     };
-    Ok((header.entries().iter().map(tensor).collect(), Vec::new()))
+    let tensors = header.entries().iter().map(tensor).collect();
+    Ok(Contents { tensors, notes: Some(notes), ..Contents::default() })
 }
 
 fn torch_tensors(file: &mut File, _: u64) -> accelerate_core::Result<Contents> {
     let TorchFile { tensors, others } = TorchFile::read(file)?;
-    Ok((tensors.into_iter().map(|tensor| (tensor.name, tensor.stored)).collect(), others))
+    let tensors = tensors.into_iter().map(|tensor| (tensor.name, tensor.stored)).collect();
+    Ok(Contents { tensors, others, ..Contents::default() })
 }
 
 /// The weights in this file, or in those that this index names. Its name says which.
@@ -346,8 +357,8 @@ fn open_index(path: &Path, read: Reader) -> Result<Weights, WeightsError> {
         if let Some(key) = wanted.iter().next().filter(|_| !path.exists()) {
             return Err(WeightsError::MissingFile { path, key: shown(key) });
         }
-        let (mut tensors, others) = weights.read_file(&path, read)?;
-        tensors.retain(|(name, _)| {
+        let mut contents = weights.read_file(&path, read)?;
+        contents.tensors.retain(|(name, _)| {
             let is_wanted = wanted.remove(name.as_str());
             if !is_wanted {
                 weights.unlisted.push(name.clone());
@@ -357,7 +368,7 @@ fn open_index(path: &Path, read: Reader) -> Result<Weights, WeightsError> {
         if let Some(key) = wanted.iter().min() {
             return Err(WeightsError::WrongIndex { path, key: shown(key) });
         }
-        weights.take(number, (tensors, others));
+        weights.take(number, contents);
     }
     Ok(weights)
 }
@@ -371,8 +382,9 @@ impl Weights {
     }
 
     /// Takes up what is in a file. What has the same elements as a tensor before is another name of that.
-    fn take(&mut self, file: usize, (tensors, others): Contents) {
+    fn take(&mut self, file: usize, Contents { tensors, others, notes }: Contents) {
         self.others.extend(others);
+        notes.into_iter().for_each(|notes| self.notes.add(notes));
         let mut known = HashSet::new();
         for (name, stored) in tensors {
             // Without elements, all of them are in the same place.
@@ -417,7 +429,7 @@ mod tests {
         let named = |name: char| (1..=300_000).map(move |size| (format!("{name}{size}"), size));
         let tensors = named('a').chain(named('b')).map(|(name, size)| (name, view(size)));
         let mut weights = Weights::default();
-        weights.take(0, (tensors.collect(), Vec::new()));
+        weights.take(0, Contents { tensors: tensors.collect(), ..Contents::default() });
         assert_eq!((weights.tensors.len(), weights.tied.len()), (300_000, 300_000));
         assert_eq!((weights.tensors[7].name.as_str(), weights.tied[7].as_str()), ("a8", "b8"));
     }

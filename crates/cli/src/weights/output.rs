@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use accelerate_core::files::{ShownPath, other_than_file};
 use accelerate_core::weight_files::{
-    DEFAULT_STEM, Header, Index, SaveManifest, TEMPORARY_SUFFIX, WeightFiles, is_weight_file_of, shown,
+    DEFAULT_STEM, Header, Index, Notes, SaveManifest, TEMPORARY_SUFFIX, WeightFiles, is_weight_file_of, shown,
     temporary_prefix,
 };
 use indicatif::{ProgressBar, ProgressStyle};
@@ -69,7 +69,7 @@ fn write_into(
     max_shard_bytes: u64,
     check: Check<'_>,
 ) -> Result<String, Box<dyn Error>> {
-    let Weights { files, tensors, .. } = weights;
+    let Weights { files, tensors, notes, .. } = weights;
     let sizes: Vec<_> = tensors.iter().map(|tensor| (tensor.name.clone(), tensor.num_bytes())).collect();
     let WeightFiles { files: planned, index } = WeightFiles::plan(&sizes, max_shard_bytes, DEFAULT_STEM);
     let by_name: HashMap<&str, &Tensor> = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
@@ -78,7 +78,7 @@ fn write_into(
     let mut complete = Vec::new();
     for (name, names) in planned {
         let tensors = names.iter().filter_map(|name| by_name.get(name.as_str()).copied()).collect();
-        complete.push(write_file(&mut copier, folder.join(name), tensors)?);
+        complete.push(write_file(&mut copier, folder.join(name), (tensors, notes))?);
     }
     if let Some(index) = index {
         let path = folder.join(Index::file_name(DEFAULT_STEM));
@@ -129,10 +129,10 @@ fn put_in_place(folder: &Path, complete: Vec<(NamedTempFile, PathBuf)>) -> Resul
 fn write_file(
     copier: &mut Copier<'_>,
     path: PathBuf,
-    tensors: Vec<&Tensor>,
+    (tensors, notes): (Vec<&Tensor>, &Notes),
 ) -> Result<(NamedTempFile, PathBuf), WeightsError> {
     let mut file = OpenFile::create(path)?;
-    write_safetensors(copier, tensors, &mut file.sink())?;
+    write_safetensors(copier, (tensors, notes), &mut file.sink())?;
     let (file, path) = file.finish()?;
     // Names from outside may be more than readers take.
     let num_bytes = file.as_file().metadata().map_err(unreadable(&path))?.len();
@@ -141,21 +141,22 @@ fn write_file(
     Ok((file, path))
 }
 
-/// Writes tensors as a safetensors file, to the byte as every save of the library does.
+/// Writes tensors as a safetensors file, to the byte as every save of the library does. Notes of the files that they are from are those
+/// of the new one.
 pub(crate) fn write_safetensors(
     copier: &mut Copier<'_>,
-    mut tensors: Vec<&Tensor>,
+    (mut tensors, notes): (Vec<&Tensor>, &Notes),
     output: &mut Sink<'_>,
 ) -> Result<(), WeightsError> {
     // The order of every writer of the format: the largest alignment first keeps every tensor aligned without holes.
     tensors.sort_by(|one, other| other.dtype.cmp(&one.dtype).then_with(|| one.name.cmp(&other.name)));
-    let header = header(&tensors, output.path)?;
+    let header = header(&tensors, notes, output.path)?;
     output.append(&header)?;
     tensors.iter().try_for_each(|tensor| copier.copy(tensor, output))
 }
 
 /// The beginning of a file with these tensors.
-fn header(tensors: &[&Tensor], path: &Path) -> Result<Vec<u8>, WeightsError> {
+fn header(tensors: &[&Tensor], notes: &Notes, path: &Path) -> Result<Vec<u8>, WeightsError> {
     if let Some(tensor) = tensors.iter().find(|tensor| !tensor.has_whole_bytes()) {
         let (key, dtype) = (shown(&tensor.name), tensor.dtype);
         return Err(WeightsError::PartsOfBytes { path: path.to_owned(), key, dtype });
@@ -164,8 +165,8 @@ fn header(tensors: &[&Tensor], path: &Path) -> Result<Vec<u8>, WeightsError> {
         let shape = tensor.shape.iter().map(|&size| size as usize).collect();
         (tensor.name.as_str(), tensor.dtype, shape)
     });
-    let notes = [("format".to_owned(), "pt".to_owned())].into();
-    Header::write(described, &notes).map_err(|source| WeightsError::NotWritable { path: path.to_owned(), source })
+    Header::write(described, &notes.agreed())
+        .map_err(|source| WeightsError::NotWritable { path: path.to_owned(), source })
 }
 
 /// A file under a temporary name. Dropped, it is removed.

@@ -1,6 +1,7 @@
 //! `accelerate checkpoint convert` on what Python Accelerate has saved, on what this library saves, and on everything else.
 
 mod hostile;
+mod notes;
 mod numbers;
 mod registered;
 

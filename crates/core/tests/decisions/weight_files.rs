@@ -287,7 +287,9 @@ fn a_header_is_written_as_it_is_read(
     assert_eq!((file.len() % 8, std::str::from_utf8(&file[8..]).unwrap().trim_end()), (0, wanted));
     let num_bytes = tensors.iter().map(|(_, dtype, shape)| dtype.bitsize() / 8 * shape.iter().product::<usize>());
     file.resize(file.len() + num_bytes.sum::<usize>(), 0);
-    let header = Header::read(&mut &file[..], file.len() as u64).unwrap();
+    let (header, found) = Header::read_with_notes(&mut &file[..], file.len() as u64).unwrap();
+    assert_eq!(found, notes(noted));
+    assert_eq!(Header::read(&mut &file[..], file.len() as u64).unwrap(), header);
     let found: Vec<_> = header.entries().iter().map(|it| (it.name.as_str(), it.dtype, it.shape.clone())).collect();
     assert_eq!(found, tensors);
 }
@@ -313,4 +315,39 @@ fn more_tensors_and_longer_headers_than_are_read_are_not_written() {
     let long = [("long".to_owned(), " ".repeat(Header::MAX_BYTES as usize))].into();
     let error = Header::write([], &long).unwrap_err();
     assert!(error.to_string().contains("at most 100000000 are read"), "{error}");
+}
+
+#[rstest]
+#[case::no_text(r#"{"__metadata__":{"a":1}}"#, "expected a string")]
+#[case::a_list(r#"{"__metadata__":[]}"#, "texts by name as __metadata__")]
+#[case::twice(r#"{"__metadata__":{"a":"1","a":"2"}}"#, "the key `a` is there twice")]
+#[case::a_tensor(r#"{"__metadata__":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#, "expected a string")]
+fn hostile_notes_are_refused_where_they_are_kept_and_where_not(#[case] json: &str, #[case] words: &str) {
+    let file = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat();
+    let error = Header::read_with_notes(&mut &file[..], file.len() as u64).unwrap_err();
+    assert!(error.to_string().contains(words), "{error}");
+    assert!(Header::read(&mut &file[..], file.len() as u64).is_err());
+}
+
+#[rstest]
+#[case::no_file(&[], &[("format", "pt")], &[])]
+#[case::nothing_said(&[&[][..]], &[("format", "pt")], &[])]
+#[case::a_format(&[&[("format", "mlx")][..]], &[("format", "mlx")], &[])]
+#[case::alike(&[&[("a", "1")][..], &[("a", "1"), ("format", "pt")]], &[("a", "1"), ("format", "pt")], &[])]
+#[case::another_text(&[&[("a", "1")][..], &[("a", "2")]], &[("format", "pt")], &["a"])]
+#[case::another_text_of_the_last(&[&[("a", "1")][..], &[("a", "1")], &[("a", "")]], &[("format", "pt")], &["a"])]
+#[case::not_everywhere(&[&[("a", "1")][..], &[], &[("a", "1"), ("b", "1")]], &[("format", "pt")], &["a", "b"])]
+#[case::formats(&[&[("format", "tf")][..], &[("format", "pt")]], &[("format", "pt")], &["format"])]
+#[case::formats_not_said(&[&[][..], &[("format", "tf")], &[("format", "tf")]], &[("format", "pt")], &["format"])]
+fn notes_are_what_all_files_say_alike(
+    #[case] files: &[&[(&str, &str)]],
+    #[case] agreed: &[(&str, &str)],
+    #[case] differing: &[&str],
+) {
+    let mut together = Notes::default();
+    files.iter().for_each(|file| together.add(notes(file)));
+    assert_eq!(
+        (together.agreed(), together.differing()),
+        (notes(agreed), differing.iter().map(|it| (*it).to_owned()).collect())
+    );
 }
