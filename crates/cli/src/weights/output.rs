@@ -2,22 +2,21 @@
 
 use std::collections::HashMap;
 use std::error::Error;
-use std::fs::{self, File, Permissions};
-use std::io::{self, BufWriter, ErrorKind};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::files::{ShownPath, other_than_file};
 use accelerate_core::weight_files::{
-    DEFAULT_STEM, Header, Index, Notes, SaveManifest, TEMPORARY_SUFFIX, WeightFiles, is_weight_file_of, shown,
-    temporary_prefix,
+    DEFAULT_STEM, Header, Index, Notes, SaveManifest, WeightFiles, is_weight_file_of, shown,
 };
 use indicatif::{ProgressBar, ProgressStyle};
 use tempfile::NamedTempFile;
 
-use super::copy::{BLOCK_BYTES, Copier, Sink};
+use super::copy::{Copier, Sink};
 use super::error::WeightsError;
 use super::input::{Tensor, Weights, unreadable};
+use super::temporary::{OpenFile, remove_abandoned};
 use crate::paths::resolved;
 
 /// Whether what was read is what it was taken for, asked when all is written and nothing has its name.
@@ -40,7 +39,8 @@ pub(crate) fn write(
     written
 }
 
-/// Makes the folder if it is absent, which it says, and makes sure that there are no weights in it.
+/// Makes the folder if it is absent, which it says, and makes sure that there are no weights in it. What a killed writer has left there
+/// is removed.
 fn prepare(folder: &Path) -> Result<bool, WeightsError> {
     let failed = |source| WeightsError::Write { path: folder.to_owned(), source };
     // `new/../folder` is there also while `new` is not.
@@ -60,6 +60,7 @@ fn prepare(folder: &Path) -> Result<bool, WeightsError> {
             return Err(WeightsError::Exists { path: folder.join(name) });
         }
     }
+    remove_abandoned(folder);
     Ok(is_new)
 }
 
@@ -167,44 +168,4 @@ fn header(tensors: &[&Tensor], notes: &Notes, path: &Path) -> Result<Vec<u8>, We
     });
     Header::write(described, &notes.agreed())
         .map_err(|source| WeightsError::NotWritable { path: path.to_owned(), source })
-}
-
-/// A file under a temporary name. Dropped, it is removed.
-struct OpenFile {
-    file: BufWriter<NamedTempFile>,
-    path: PathBuf,
-}
-
-impl OpenFile {
-    fn create(path: PathBuf) -> Result<Self, WeightsError> {
-        let folder = path.parent().unwrap_or(Path::new("."));
-        // What is left under such a name when this process is killed, the next save into the folder removes. The umask
-        // decides who may read it.
-        let prefix = temporary_prefix(DEFAULT_STEM);
-        let file = tempfile::Builder::new()
-            .prefix(&prefix)
-            .suffix(TEMPORARY_SUFFIX)
-            .rand_bytes(16)
-            .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(folder);
-        let file = file.map_err(|source| WeightsError::Write { path: path.clone(), source })?;
-        // Tells whoever saves into the folder that the writer lives. Where there are no locks, nobody is told.
-        let _ = file.as_file().try_lock();
-        Ok(Self { file: BufWriter::with_capacity(BLOCK_BYTES, file), path })
-    }
-
-    fn sink(&mut self) -> Sink<'_> {
-        Sink { output: &mut self.file, path: &self.path }
-    }
-
-    /// Sees to it that all is on the disk.
-    fn finish(self) -> Result<(NamedTempFile, PathBuf), WeightsError> {
-        let Self { file, path } = self;
-        let file = file.into_inner().map_err(io::IntoInnerError::into_error);
-        let flushed = file.and_then(|file| file.as_file().sync_all().map(|()| file));
-        match flushed {
-            Ok(file) => Ok((file, path)),
-            Err(source) => Err(WeightsError::Write { path, source }),
-        }
-    }
 }

@@ -12,7 +12,7 @@ use super::super::conversions::{SUFFIX, folders_in};
 use super::super::verify::sample;
 use super::error::ConvertError;
 use crate::paths::{is_within, resolved};
-use crate::weights::{BLOCK_BYTES, Sink, WeightsError};
+use crate::weights::{self, BLOCK_BYTES, Sink, WeightsError};
 
 /// Files under the names that they will have, in a hidden folder beside the one that they will be in. Dropped, it is removed.
 #[derive(Debug)]
@@ -48,20 +48,27 @@ fn check_target(source: &Path, target: &Path, parent: &Path) -> Result<(), Conve
     let name = target.file_name().ok_or_else(|| ConvertError::NoName { path: path() })?;
     // Folders on the way there need not exist yet.
     let place = resolved(parent).map_err(failed)?.join(name);
+    let is_within = is_within(&place, source).map_err(failed)?;
     let is_free = match fs::symlink_metadata(&place) {
         // It would have to be replaced.
         Ok(found) if found.is_symlink() => return Err(ConvertError::NoName { path: path() }),
-        Ok(found) => found.is_dir() && fs::read_dir(&place).map_err(failed)?.next().is_none(),
+        Ok(found) => found.is_dir() && is_empty(&place, is_within).map_err(failed)?,
         Err(error) if error.kind() == ErrorKind::NotFound => true,
         Err(error) => return Err(failed(error)),
     };
-    if !is_free {
-        return Err(ConvertError::Exists { path: path() });
+    match (is_free, is_within) {
+        (false, _) => Err(ConvertError::Exists { path: path() }),
+        (true, true) => Err(ConvertError::Within { destination: path(), source_folder: source.to_owned() }),
+        (true, false) => Ok(()),
     }
-    match is_within(&place, source).map_err(failed)? {
-        true => Err(ConvertError::Within { destination: path(), source_folder: source.to_owned() }),
-        false => Ok(()),
+}
+
+/// Is there nothing in a folder? What a killed merge-weights has left, and nothing else, is removed, but not from the folder that is read.
+fn is_empty(folder: &Path, is_read: bool) -> io::Result<bool> {
+    if !is_read && weights::has_only_temporary(folder)? {
+        weights::remove_abandoned(folder);
     }
+    Ok(fs::read_dir(folder)?.next().is_none())
 }
 
 /// A new folder, and its lock where the file system has locks.
