@@ -18,8 +18,8 @@ pub(crate) enum WeightsError {
     #[error("{} is {found}, and {wanted} is wanted; name another one", path.shown())]
     Kind { path: PathBuf, found: &'static str, wanted: &'static str },
     #[error(
-        "the folder {} has no checkpoint: .metadata of torch.distributed.checkpoint, safetensors files with an index, or \
-         pytorch_model.bin is wanted{}", folder.shown(), cure(within)
+        "the folder {} has no checkpoint: .metadata of torch.distributed.checkpoint, safetensors files with an index, \
+         pytorch_model.bin or pytorch_model_fsdp.bin is wanted{}", folder.shown(), cure(within)
     )]
     NoCheckpoint { folder: PathBuf, within: Vec<PathBuf> },
     #[error(

@@ -20,6 +20,8 @@ use super::error::WeightsError;
 /// The names of PyTorch's own files.
 const BIN: &str = "pytorch_model.bin";
 const BIN_INDEX: &str = "pytorch_model.bin.index.json";
+/// What Python Accelerate calls the whole model of a run with FSDP (`FULL_STATE_DICT`).
+const FSDP_BIN: &str = "pytorch_model_fsdp.bin";
 
 /// The weights of a checkpoint. Of their data nothing has been read.
 #[derive(Debug, Default)]
@@ -236,7 +238,7 @@ pub(crate) fn open(folder: &Path) -> Result<Weights, WeightsError> {
     }
     let opened = match *first {
         DistributedCheckpoint::FILE_NAME => open_distributed(folder),
-        BIN => open_single(&path, torch_tensors),
+        BIN | FSDP_BIN => open_single(&path, torch_tensors),
         BIN_INDEX => open_index(&path, torch_tensors),
         index if index.ends_with(".json") => open_index(&path, safetensors_tensors),
         _ => open_single(&path, safetensors_tensors),
@@ -246,12 +248,12 @@ pub(crate) fn open(folder: &Path) -> Result<Weights, WeightsError> {
     opened.map(|weights| Weights { taken: (*first).to_owned(), not_taken, other_models, ..weights })
 }
 
-/// The models of a run beside the one that is taken, as Accelerate names their files: `model_1.safetensors`, `pytorch_model_1.bin`, and
-/// their parts and indexes.
+/// The models of a run beside the one that is taken, as Accelerate names their files: `model_1.safetensors`, `pytorch_model_1.bin`,
+/// `pytorch_model_fsdp_1.bin`, and their parts and indexes.
 fn further_models(taken: &str, names: &[&str]) -> Vec<String> {
     let model = |name: &str| {
-        let (number, rest) =
-            name.strip_prefix("pytorch_").unwrap_or(name).strip_prefix("model_")?.split_once(['.', '-'])?;
+        let of_torch = name.strip_prefix("pytorch_model_").map(|rest| rest.strip_prefix("fsdp_").unwrap_or(rest));
+        let (number, rest) = of_torch.or_else(|| name.strip_prefix("model_"))?.split_once(['.', '-'])?;
         let is_weights = [EXTENSION, "bin", "index.json"].iter().any(|ending| rest.ends_with(ending));
         let is_number = number.bytes().all(|byte| byte.is_ascii_digit()) && !number.is_empty();
         (is_weights && is_number).then(|| format!("model_{number}"))
@@ -280,6 +282,7 @@ fn candidates<'a>(names: &[&'a str]) -> Vec<&'a str> {
         .chain(own)
         .chain(of_torch(BIN))
         .chain(of_torch(BIN_INDEX))
+        .chain(of_torch(FSDP_BIN))
         .collect()
 }
 

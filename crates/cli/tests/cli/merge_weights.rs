@@ -140,6 +140,22 @@ fn further_models_of_a_run_are_told_of() {
     assert!(!ended.stderr.contains("model_card") && !ended.stdout.contains("model_card"));
 }
 
+/// With FULL_STATE_DICT, Python Accelerate gives whole models of runs with FSDP a name of their own.
+#[test]
+fn whole_models_of_fsdp_are_merged_by_their_own_name() {
+    let folder = copied("model.bin");
+    let path = |name: &str| folder.path().join(name);
+    merge(folder.path(), &path("a"), &[]).expect(0, &[]);
+    fs::rename(path("pytorch_model.bin"), path("pytorch_model_fsdp.bin")).unwrap();
+    fs::copy(path("pytorch_model_fsdp.bin"), path("pytorch_model_fsdp_1.bin")).unwrap();
+    merge(folder.path(), &path("b"), &[])
+        .expect(0, &["left out, because they are further models", "writes: model_1\n"]);
+    assert_eq!(fs::read(path("a/model.safetensors")).unwrap(), fs::read(path("b/model.safetensors")).unwrap());
+    fs::copy(path("pytorch_model_fsdp.bin"), path("pytorch_model.bin")).unwrap();
+    merge(folder.path(), &path("c"), &[])
+        .expect(0, &["weights of pytorch_model.bin", "looked at: pytorch_model_fsdp.bin"]);
+}
+
 #[test]
 fn shards_are_written_and_become_one_file_again() {
     let folder = tempfile::tempdir().unwrap();
