@@ -15,6 +15,7 @@ mod man;
 mod merge_weights;
 mod new;
 mod output;
+mod paths;
 mod resolve;
 mod settings;
 mod setup;

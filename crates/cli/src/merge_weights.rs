@@ -3,7 +3,7 @@
 mod error;
 
 use accelerate_core::names::counted;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::error::Error;
 use std::fs;
 use std::io::Read;
@@ -17,6 +17,7 @@ use error::MergeError;
 
 use crate::checkpoint::{Seen, newest_in};
 use crate::flags::size_above_zero;
+use crate::paths;
 use crate::weights::{self, Weights, WeightsError};
 
 /// Names of this many bytes are listed in a message.
@@ -29,7 +30,8 @@ const MOST_LISTED_BYTES: usize = 300;
 /// or PyTorch's .bin files. Nothing in a file is executed: whatever is no tensor is left out and named. No more than one
 /// tensor is in memory at a time.
 ///
-/// Of a checkpoint of `save_state`, every byte is first compared with what was saved.
+/// Of a checkpoint of `save_state`, every byte is first compared with what was saved. What safetensors files note about themselves
+/// (`__metadata__`) is in the result; of several files, what all of them say alike.
 #[derive(Debug, Args)]
 #[command(after_help = "Every flag may also be spelled with - instead of _.")]
 #[command(after_long_help = "Examples:\n  \
@@ -154,17 +156,12 @@ fn check_own(folder: &Path, removes: bool) -> Result<bool, Box<dyn Error>> {
 }
 
 /// Makes sure that what is written is not removed afterwards.
-fn check_apart(checkpoint: &Path, output: &Path) -> Result<(), MergeError> {
-    // The folders of the output that do not exist yet are made below the last one that does.
-    let existing = output.ancestors().find_map(|folder| match folder.as_os_str().is_empty() {
-        true => fs::canonicalize(".").ok(),
-        false => fs::canonicalize(folder).ok(),
-    });
-    match (fs::canonicalize(checkpoint), existing) {
-        (Ok(checkpoint), Some(output_folder)) if output_folder.starts_with(&checkpoint) => {
-            Err(MergeError::OutputWithin { output: output.to_owned(), checkpoint })
-        }
-        _ => Ok(()),
+fn check_apart(checkpoint: &Path, output: &Path) -> Result<(), Box<dyn Error>> {
+    let (checkpoint, output) = (checkpoint.to_owned(), output.to_owned());
+    match paths::is_within(&output, &checkpoint) {
+        Ok(true) => Err(MergeError::OutputWithin { output, checkpoint }.into()),
+        Ok(false) => Ok(()),
+        Err(source) => Err(WeightsError::Write { path: output, source }.into()),
     }
 }
 
@@ -177,7 +174,8 @@ fn check_all_is_merged(folder: &Path, weights: &Weights) -> Result<(), MergeErro
     let names = listed.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| !is_read(name));
     let inside = [&weights.others, &weights.unlisted].into_iter().flatten().cloned();
     let files = read_names.iter().map(|name| (*name).to_owned()).chain([weights.taken.clone()]);
-    let said = files.collect::<BTreeSet<_>>().into_iter().flat_map(|name| said_besides(folder, &name));
+    let notes = weights.notes.agreed();
+    let said = files.collect::<BTreeSet<_>>().into_iter().flat_map(|name| said_besides(folder, &name, &notes));
     let mut unmerged: Vec<String> = names.chain(inside).chain(said).collect();
     unmerged.sort();
     match unmerged.is_empty() {
@@ -186,8 +184,8 @@ fn check_all_is_merged(folder: &Path, weights: &Weights) -> Result<(), MergeErro
     }
 }
 
-/// What the metadata of a safetensors file, or an index, says besides what the result says again.
-fn said_besides(folder: &Path, name: &str) -> Vec<String> {
+/// What the metadata of a safetensors file, or an index, says besides what the result says again, whose notes these are.
+fn said_besides(folder: &Path, name: &str, notes: &BTreeMap<String, String>) -> Vec<String> {
     let is_index = name.ends_with(".index.json");
     let path = folder.join(name);
     let text = match is_index {
@@ -199,9 +197,12 @@ fn said_besides(folder: &Path, name: &str) -> Vec<String> {
         text.and_then(|text| serde_json::from_slice(&text).ok());
     let Some(said) = said else { return Vec::new() };
     let besides = |key: &str| format!("`{}` in {}", shown(key), shown(name));
-    let metadata = said.get(if is_index { "metadata" } else { "__metadata__" }).and_then(|it| it.as_object());
-    let known = ["format", "total_size", "total_parameters"];
-    let inner = metadata.into_iter().flatten().map(|(key, _)| key).filter(|key| !known.contains(&key.as_str()));
+    let metadata = said.get(if is_index { "metadata" } else { Header::METADATA_KEY }).and_then(|it| it.as_object());
+    let is_said_again = |key: &str, value: &serde_json::Value| match is_index {
+        true => ["format", "total_size", "total_parameters"].contains(&key),
+        false => notes.get(key).map(String::as_str) == value.as_str(),
+    };
+    let inner = metadata.into_iter().flatten().filter(|(key, value)| !is_said_again(key, value)).map(|(key, _)| key);
     let outer = said.keys().filter(|key| is_index && !["metadata", "weight_map"].contains(&key.as_str()));
     inner.chain(outer).map(|key| besides(key)).collect()
 }
@@ -233,6 +234,7 @@ fn tell_what_is_left_out(weights: &Weights) {
     tell("they are no tensors", &weights.others);
     tell("they are other names of tensors that are written", &weights.tied);
     tell("the index does not name them", &weights.unlisted);
+    tell("files differ in these notes about themselves", &weights.notes.differing());
     tell("they are further models, which `accelerate checkpoint convert` writes", &weights.other_models);
 }
 

@@ -10,6 +10,7 @@ mod header;
 mod index;
 mod json;
 mod manifest;
+mod notes;
 mod offload_index;
 mod parallel;
 mod pytorch;
@@ -19,12 +20,13 @@ mod size;
 
 pub use checksum::Checksum;
 pub use folder::{choose_torch_file, choose_weight_file};
-pub use header::{Header, HeaderEntry};
+pub use header::{Header, HeaderEntry, check_saved_name};
 pub use index::{Index, IndexMetadata};
 pub use manifest::{
     SaveManifest, SavedFile, TEMPORARY_SUFFIX, is_saved_file_name, is_temporary_file_of, sample_blocks,
     temporary_prefix,
 };
+pub use notes::Notes;
 pub use offload_index::{OffloadIndex, OffloadedWeight};
 pub use parallel::{ParallelFiles, TensorEntry};
 pub use pytorch::{

@@ -21,7 +21,7 @@ use accelerate_core::checkpoint::python::PythonFile;
 use accelerate_core::checkpoint::{DESCRIPTION, STEM};
 use accelerate_core::files::in_one_line;
 use accelerate_core::names::counted;
-use accelerate_core::weight_files::{DistributedCheckpoint, SaveManifest, format_size, shown};
+use accelerate_core::weight_files::{DistributedCheckpoint, Notes, SaveManifest, format_size, listed, shown};
 use anstyle::Style;
 use clap::Args;
 use serde::Serialize;
@@ -31,6 +31,9 @@ use super::report::{Align, Table};
 use super::unchanged::Seen;
 use error::ConvertError;
 use staged::Staged;
+
+/// What a list in the report may take.
+const MOST_LISTED_BYTES: usize = 300;
 
 /// Convert checkpoints between Python Accelerate and this library.
 ///
@@ -113,6 +116,15 @@ impl Report {
 
     fn leave(&mut self, what: impl Into<String>, reason: impl Into<String>) {
         self.left_out.push(LeftOut { what: what.into(), reason: reason.into() });
+    }
+
+    /// Of several files that become one, what they say differently about themselves.
+    fn leave_differing(&mut self, object: &str, notes: &Notes) {
+        let differing = notes.differing();
+        if !differing.is_empty() {
+            let what = format!("{object}: notes {}", listed(&differing, MOST_LISTED_BYTES));
+            self.leave(what, "its files differ in these");
+        }
     }
 }
 

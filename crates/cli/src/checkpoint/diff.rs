@@ -62,6 +62,8 @@ pub(crate) struct Arguments {
     objects: Vec<String>,
 
     /// Numbers whose absolute or relative difference is at most this are equal. Without it: those with the same bits.
+    ///
+    /// Complex numbers differ by the absolute value of their difference. Types of less than a byte are compared by their bits.
     #[arg(long, value_name = "NUMBER", value_parser = parse_tolerance)]
     tolerance: Option<f64>,
 

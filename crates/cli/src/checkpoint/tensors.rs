@@ -1,14 +1,14 @@
 //! Numbers of a checkpoint's tensors, in the order of the full tensors' elements, whatever pieces they are saved in.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use accelerate_core::checkpoint::{DESCRIPTION, SavedTensor};
+use accelerate_core::checkpoint::{DESCRIPTION, SavedObject, SavedTensor};
 use accelerate_core::layout::{Copied, Layout};
-use accelerate_core::weight_files::{Header, SavedFile};
+use accelerate_core::weight_files::{Header, Notes, SavedFile};
 
 use super::check::{check_coverage, check_piece};
 use super::error::{Fault, Problem};
@@ -22,8 +22,8 @@ const MOST_OPEN: usize = 64;
 #[derive(Debug)]
 pub(super) struct Reader<'a> {
     checkpoint: &'a OpenCheckpoint,
-    /// By position in the description's list.
-    headers: HashMap<usize, Header>,
+    /// By position in the description's list, with what the file says about itself.
+    headers: HashMap<usize, (Header, BTreeMap<String, String>)>,
     /// The one that was opened last stands last.
     open: VecDeque<(usize, File)>,
 }
@@ -101,7 +101,7 @@ impl<'a> Reader<'a> {
         let mut spans = Vec::new();
         for piece in &saved.pieces {
             let file_name = self.file(piece.file)?.name.clone();
-            let header = self.header(piece.file)?;
+            let (header, _) = self.header(piece.file)?;
             let found = header.get(name);
             check_piece(found, name, saved, piece).map_err(|problem| problem.at(file_name))?;
             let (start, end) = found.map_or((0, 0), |found| (found.start, found.end));
@@ -139,11 +139,22 @@ impl<'a> Reader<'a> {
         listed.ok_or_else(|| Problem::NotListed { by: "the description" }.at(name))
     }
 
-    fn header(&mut self, number: usize) -> Result<&Header, Fault> {
+    /// What the files with the tensors of an object say about themselves.
+    pub(super) fn notes_of(&mut self, object: &SavedObject) -> Result<Notes, Fault> {
+        let pieces = object.tensors.values().flat_map(|tensor| &tensor.pieces);
+        let mut notes = Notes::default();
+        for file in pieces.map(|piece| piece.file).collect::<BTreeSet<_>>() {
+            let (_, of_file) = self.header(file)?;
+            notes.add(of_file.clone());
+        }
+        Ok(notes)
+    }
+
+    fn header(&mut self, number: usize) -> Result<&(Header, BTreeMap<String, String>), Fault> {
         if !self.headers.contains_key(&number) {
             let file = self.file(number)?;
             let mut content = self.opened(number)?;
-            let header = Header::read(&mut content, file.bytes);
+            let header = Header::read_with_notes(&mut content, file.bytes);
             let header = header.map_err(|error| Problem::Format(error).at(&file.name))?;
             self.headers.insert(number, header);
         }

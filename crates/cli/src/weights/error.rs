@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use accelerate_core::files::ShownPath;
-use accelerate_core::weight_files::{Header, listed};
+use accelerate_core::weight_files::listed;
 use safetensors::Dtype;
 
 #[derive(Debug, thiserror::Error)]
@@ -18,8 +18,8 @@ pub(crate) enum WeightsError {
     #[error("{} is {found}, and {wanted} is wanted; name another one", path.shown())]
     Kind { path: PathBuf, found: &'static str, wanted: &'static str },
     #[error(
-        "the folder {} has no checkpoint: .metadata of torch.distributed.checkpoint, safetensors files with an index, or \
-         pytorch_model.bin is wanted{}", folder.shown(), cure(within)
+        "the folder {} has no checkpoint: .metadata of torch.distributed.checkpoint, safetensors files with an index, \
+         pytorch_model.bin or pytorch_model_fsdp.bin is wanted{}", folder.shown(), cure(within)
     )]
     NoCheckpoint { folder: PathBuf, within: Vec<PathBuf> },
     #[error(
@@ -60,15 +60,8 @@ pub(crate) enum WeightsError {
     Exists { path: PathBuf },
     #[error("{} cannot be written", path.shown())]
     Write { path: PathBuf, source: io::Error },
-    #[error(
-        "{} cannot be written with {found} tensors, and files with more than {} are not read", path.shown(), Header::MAX_TENSORS
-    )]
-    Many { path: PathBuf, found: usize },
-    #[error(
-        "{} cannot be written with a tensor that is called `{key}`: it is the key of the notes that a safetensors file has about \
-         itself; rename the tensor with the program that wrote it", path.shown(), key = Header::METADATA_KEY
-    )]
-    Reserved { path: PathBuf },
+    #[error("{} cannot be written", path.shown())]
+    NotWritable { path: PathBuf, source: accelerate_core::Error },
     #[error(
         "{} cannot be written: the elements of `{key}` are {dtype}, which take less than a byte each, and such tensors are only \
          verified and compared; take the file that has it as it is", path.shown()

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use accelerate_core::files::other_than_file;
 use accelerate_core::layout::Layout;
 use accelerate_core::weight_files::{
-    DEFAULT_STEM, DistributedCheckpoint, EXTENSION, Header, Index, StoredBytes, StoredTensor, TorchFile,
+    DEFAULT_STEM, DistributedCheckpoint, EXTENSION, Header, Index, Notes, StoredBytes, StoredTensor, TorchFile,
     choose_weight_file, shown,
 };
 use safetensors::Dtype;
@@ -20,6 +20,8 @@ use super::error::WeightsError;
 /// The names of PyTorch's own files.
 const BIN: &str = "pytorch_model.bin";
 const BIN_INDEX: &str = "pytorch_model.bin.index.json";
+/// What Python Accelerate calls the whole model of a run with FSDP (`FULL_STATE_DICT`).
+const FSDP_BIN: &str = "pytorch_model_fsdp.bin";
 
 /// The weights of a checkpoint. Of their data nothing has been read.
 #[derive(Debug, Default)]
@@ -40,6 +42,8 @@ pub(crate) struct Weights {
     pub(crate) is_ordered: bool,
     /// Models beside the one that this is.
     pub(crate) other_models: Vec<String>,
+    /// What the files say about themselves.
+    pub(crate) notes: Notes,
 }
 
 impl Weights {
@@ -234,7 +238,7 @@ pub(crate) fn open(folder: &Path) -> Result<Weights, WeightsError> {
     }
     let opened = match *first {
         DistributedCheckpoint::FILE_NAME => open_distributed(folder),
-        BIN => open_single(&path, torch_tensors),
+        BIN | FSDP_BIN => open_single(&path, torch_tensors),
         BIN_INDEX => open_index(&path, torch_tensors),
         index if index.ends_with(".json") => open_index(&path, safetensors_tensors),
         _ => open_single(&path, safetensors_tensors),
@@ -244,12 +248,12 @@ pub(crate) fn open(folder: &Path) -> Result<Weights, WeightsError> {
     opened.map(|weights| Weights { taken: (*first).to_owned(), not_taken, other_models, ..weights })
 }
 
-/// The models of a run beside the one that is taken, as Accelerate names their files: `model_1.safetensors`, `pytorch_model_1.bin`, and
-/// their parts and indexes.
+/// The models of a run beside the one that is taken, as Accelerate names their files: `model_1.safetensors`, `pytorch_model_1.bin`,
+/// `pytorch_model_fsdp_1.bin`, and their parts and indexes.
 fn further_models(taken: &str, names: &[&str]) -> Vec<String> {
     let model = |name: &str| {
-        let (number, rest) =
-            name.strip_prefix("pytorch_").unwrap_or(name).strip_prefix("model_")?.split_once(['.', '-'])?;
+        let of_torch = name.strip_prefix("pytorch_model_").map(|rest| rest.strip_prefix("fsdp_").unwrap_or(rest));
+        let (number, rest) = of_torch.or_else(|| name.strip_prefix("model_"))?.split_once(['.', '-'])?;
         let is_weights = [EXTENSION, "bin", "index.json"].iter().any(|ending| rest.ends_with(ending));
         let is_number = number.bytes().all(|byte| byte.is_ascii_digit()) && !number.is_empty();
         (is_weights && is_number).then(|| format!("model_{number}"))
@@ -278,6 +282,7 @@ fn candidates<'a>(names: &[&'a str]) -> Vec<&'a str> {
         .chain(own)
         .chain(of_torch(BIN))
         .chain(of_torch(BIN_INDEX))
+        .chain(of_torch(FSDP_BIN))
         .collect()
 }
 
@@ -292,26 +297,35 @@ fn nothing_to_open(folder: &Path, names: &[&str]) -> WeightsError {
     WeightsError::NoCheckpoint { folder: folder.to_owned(), within }
 }
 
-/// What a file has: its tensors, and the names of what is none.
-type Contents = (Vec<(String, StoredTensor)>, Vec<String>);
+/// What a file has.
+#[derive(Debug, Default)]
+struct Contents {
+    tensors: Vec<(String, StoredTensor)>,
+    /// The names of what is none.
+    others: Vec<String>,
+    /// What it says about itself, if it is of a kind that can.
+    notes: Option<BTreeMap<String, String>>,
+}
 
 /// Reads what is in an open file of this length.
 type Reader = fn(&mut File, u64) -> accelerate_core::Result<Contents>;
 
 fn safetensors_tensors(file: &mut File, num_bytes: u64) -> accelerate_core::Result<Contents> {
-    let header = Header::read(file, num_bytes)?;
+    let (header, notes) = Header::read_with_notes(file, num_bytes)?;
     let tensor = |entry: &accelerate_core::weight_files::HeaderEntry| {
         let range = header.data_at() + entry.start..header.data_at() + entry.end;
         let shape = entry.shape.iter().map(|&size| size as u64).collect();
         let storage = StoredBytes { range, crc32: None };
         (entry.name.clone(), StoredTensor::contiguous(entry.dtype, shape, storage))
     };
-    Ok((header.entries().iter().map(tensor).collect(), Vec::new()))
+    let tensors = header.entries().iter().map(tensor).collect();
+    Ok(Contents { tensors, notes: Some(notes), ..Contents::default() })
 }
 
 fn torch_tensors(file: &mut File, _: u64) -> accelerate_core::Result<Contents> {
     let TorchFile { tensors, others } = TorchFile::read(file)?;
-    Ok((tensors.into_iter().map(|tensor| (tensor.name, tensor.stored)).collect(), others))
+    let tensors = tensors.into_iter().map(|tensor| (tensor.name, tensor.stored)).collect();
+    Ok(Contents { tensors, others, ..Contents::default() })
 }
 
 /// The weights in this file, or in those that this index names. Its name says which.
@@ -346,8 +360,8 @@ fn open_index(path: &Path, read: Reader) -> Result<Weights, WeightsError> {
         if let Some(key) = wanted.iter().next().filter(|_| !path.exists()) {
             return Err(WeightsError::MissingFile { path, key: shown(key) });
         }
-        let (mut tensors, others) = weights.read_file(&path, read)?;
-        tensors.retain(|(name, _)| {
+        let mut contents = weights.read_file(&path, read)?;
+        contents.tensors.retain(|(name, _)| {
             let is_wanted = wanted.remove(name.as_str());
             if !is_wanted {
                 weights.unlisted.push(name.clone());
@@ -357,7 +371,7 @@ fn open_index(path: &Path, read: Reader) -> Result<Weights, WeightsError> {
         if let Some(key) = wanted.iter().min() {
             return Err(WeightsError::WrongIndex { path, key: shown(key) });
         }
-        weights.take(number, (tensors, others));
+        weights.take(number, contents);
     }
     Ok(weights)
 }
@@ -371,8 +385,9 @@ impl Weights {
     }
 
     /// Takes up what is in a file. What has the same elements as a tensor before is another name of that.
-    fn take(&mut self, file: usize, (tensors, others): Contents) {
+    fn take(&mut self, file: usize, Contents { tensors, others, notes }: Contents) {
         self.others.extend(others);
+        notes.into_iter().for_each(|notes| self.notes.add(notes));
         let mut known = HashSet::new();
         for (name, stored) in tensors {
             // Without elements, all of them are in the same place.
@@ -417,7 +432,7 @@ mod tests {
         let named = |name: char| (1..=300_000).map(move |size| (format!("{name}{size}"), size));
         let tensors = named('a').chain(named('b')).map(|(name, size)| (name, view(size)));
         let mut weights = Weights::default();
-        weights.take(0, (tensors.collect(), Vec::new()));
+        weights.take(0, Contents { tensors: tensors.collect(), ..Contents::default() });
         assert_eq!((weights.tensors.len(), weights.tied.len()), (300_000, 300_000));
         assert_eq!((weights.tensors[7].name.as_str(), weights.tied[7].as_str()), ("a8", "b8"));
     }

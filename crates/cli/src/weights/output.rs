@@ -2,23 +2,22 @@
 
 use std::collections::HashMap;
 use std::error::Error;
-use std::fs::{self, File, Permissions};
-use std::io::{self, BufWriter, ErrorKind};
-use std::os::unix::fs::PermissionsExt;
+use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::files::{ShownPath, other_than_file};
 use accelerate_core::weight_files::{
-    DEFAULT_STEM, Header, Index, SaveManifest, TEMPORARY_SUFFIX, WeightFiles, is_weight_file_of, shown,
-    temporary_prefix,
+    DEFAULT_STEM, Header, Index, Notes, SaveManifest, WeightFiles, is_weight_file_of, shown,
 };
 use indicatif::{ProgressBar, ProgressStyle};
-use safetensors::tensor::{Metadata, TensorInfo};
 use tempfile::NamedTempFile;
 
-use super::copy::{BLOCK_BYTES, Copier, Sink};
+use super::copy::{Copier, Sink};
 use super::error::WeightsError;
 use super::input::{Tensor, Weights, unreadable};
+use super::temporary::{OpenFile, remove_abandoned};
+use crate::paths::resolved;
 
 /// Whether what was read is what it was taken for, asked when all is written and nothing has its name.
 pub(crate) type Check<'a> = &'a dyn Fn() -> Result<(), Box<dyn Error>>;
@@ -40,24 +39,29 @@ pub(crate) fn write(
     written
 }
 
-/// Makes the folder if it is absent, which it says, and makes sure that there are no weights in it.
+/// Makes the folder if it is absent, which it says, and makes sure that there are no weights in it. What a killed writer has left there
+/// is removed.
 fn prepare(folder: &Path) -> Result<bool, WeightsError> {
     let failed = |source| WeightsError::Write { path: folder.to_owned(), source };
-    match fs::metadata(folder) {
-        Err(_) => return fs::create_dir_all(folder).map(|()| true).map_err(failed),
+    // `new/../folder` is there also while `new` is not.
+    let place = resolved(folder).map_err(failed)?;
+    let is_new = match fs::metadata(&place) {
+        Err(_) => true,
         Ok(found) if !found.is_dir() => {
             let found = other_than_file(found.file_type()).unwrap_or("a file");
             return Err(WeightsError::Kind { path: folder.to_owned(), found, wanted: "a folder for the result" });
         }
-        Ok(_) => (),
-    }
+        Ok(_) => false,
+    };
+    fs::create_dir_all(folder).map_err(failed)?;
     for entry in fs::read_dir(folder).map_err(unreadable(folder))? {
         let name = entry.map_err(unreadable(folder))?.file_name().to_string_lossy().into_owned();
         if is_weight_file_of(&name, DEFAULT_STEM) || name == SaveManifest::file_name(DEFAULT_STEM) {
             return Err(WeightsError::Exists { path: folder.join(name) });
         }
     }
-    Ok(false)
+    remove_abandoned(folder);
+    Ok(is_new)
 }
 
 fn write_into(
@@ -66,7 +70,7 @@ fn write_into(
     max_shard_bytes: u64,
     check: Check<'_>,
 ) -> Result<String, Box<dyn Error>> {
-    let Weights { files, tensors, .. } = weights;
+    let Weights { files, tensors, notes, .. } = weights;
     let sizes: Vec<_> = tensors.iter().map(|tensor| (tensor.name.clone(), tensor.num_bytes())).collect();
     let WeightFiles { files: planned, index } = WeightFiles::plan(&sizes, max_shard_bytes, DEFAULT_STEM);
     let by_name: HashMap<&str, &Tensor> = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
@@ -75,7 +79,7 @@ fn write_into(
     let mut complete = Vec::new();
     for (name, names) in planned {
         let tensors = names.iter().filter_map(|name| by_name.get(name.as_str()).copied()).collect();
-        complete.push(write_file(&mut copier, folder.join(name), tensors)?);
+        complete.push(write_file(&mut copier, folder.join(name), (tensors, notes))?);
     }
     if let Some(index) = index {
         let path = folder.join(Index::file_name(DEFAULT_STEM));
@@ -126,10 +130,10 @@ fn put_in_place(folder: &Path, complete: Vec<(NamedTempFile, PathBuf)>) -> Resul
 fn write_file(
     copier: &mut Copier<'_>,
     path: PathBuf,
-    tensors: Vec<&Tensor>,
+    (tensors, notes): (Vec<&Tensor>, &Notes),
 ) -> Result<(NamedTempFile, PathBuf), WeightsError> {
     let mut file = OpenFile::create(path)?;
-    write_safetensors(copier, tensors, &mut file.sink())?;
+    write_safetensors(copier, (tensors, notes), &mut file.sink())?;
     let (file, path) = file.finish()?;
     // Names from outside may be more than readers take.
     let num_bytes = file.as_file().metadata().map_err(unreadable(&path))?.len();
@@ -138,95 +142,30 @@ fn write_file(
     Ok((file, path))
 }
 
-/// Writes tensors as a safetensors file, to the byte as every save of the library does.
+/// Writes tensors as a safetensors file, to the byte as every save of the library does. Notes of the files that they are from are those
+/// of the new one.
 pub(crate) fn write_safetensors(
     copier: &mut Copier<'_>,
-    mut tensors: Vec<&Tensor>,
+    (mut tensors, notes): (Vec<&Tensor>, &Notes),
     output: &mut Sink<'_>,
 ) -> Result<(), WeightsError> {
     // The order of every writer of the format: the largest alignment first keeps every tensor aligned without holes.
     tensors.sort_by(|one, other| other.dtype.cmp(&one.dtype).then_with(|| one.name.cmp(&other.name)));
-    let header = header(&tensors, output.path)?;
-    output.append(&(header.len() as u64).to_le_bytes())?;
+    let header = header(&tensors, notes, output.path)?;
     output.append(&header)?;
     tensors.iter().try_for_each(|tensor| copier.copy(tensor, output))
 }
 
-/// Makes sure that the file can be read again.
-fn check_tensors(tensors: &[&Tensor], path: &Path) -> Result<(), WeightsError> {
-    let path = || path.to_owned();
-    if tensors.len() > Header::MAX_TENSORS {
-        return Err(WeightsError::Many { path: path(), found: tensors.len() });
-    }
-    if tensors.iter().any(|tensor| tensor.name == Header::METADATA_KEY) {
-        return Err(WeightsError::Reserved { path: path() });
-    }
+/// The beginning of a file with these tensors.
+fn header(tensors: &[&Tensor], notes: &Notes, path: &Path) -> Result<Vec<u8>, WeightsError> {
     if let Some(tensor) = tensors.iter().find(|tensor| !tensor.has_whole_bytes()) {
         let (key, dtype) = (shown(&tensor.name), tensor.dtype);
-        return Err(WeightsError::PartsOfBytes { path: path(), key, dtype });
+        return Err(WeightsError::PartsOfBytes { path: path.to_owned(), key, dtype });
     }
-    Ok(())
-}
-
-fn header(tensors: &[&Tensor], path: &Path) -> Result<Vec<u8>, WeightsError> {
-    check_tensors(tensors, path)?;
-    let too_large = |reason: String| WeightsError::Header { path: path.to_owned(), reason };
-    let mut offset = 0;
-    let infos = tensors.iter().map(|tensor| {
-        let start = offset;
-        offset += tensor.num_bytes() as usize;
+    let described = tensors.iter().map(|tensor| {
         let shape = tensor.shape.iter().map(|&size| size as usize).collect();
-        (tensor.name.clone(), TensorInfo { dtype: tensor.dtype, shape, data_offsets: (start, offset) })
+        (tensor.name.as_str(), tensor.dtype, shape)
     });
-    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let metadata = Metadata::new(Some(format), infos.collect()).map_err(|error| too_large(error.to_string()))?;
-    let mut header = serde_json::to_vec(&metadata).map_err(|error| too_large(error.to_string()))?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-    if header.len() as u64 > Header::MAX_BYTES {
-        return Err(too_large(format!(
-            "its header would have {} bytes; choose a smaller --max_shard_size",
-            header.len()
-        )));
-    }
-    Ok(header)
-}
-
-/// A file under a temporary name. Dropped, it is removed.
-struct OpenFile {
-    file: BufWriter<NamedTempFile>,
-    path: PathBuf,
-}
-
-impl OpenFile {
-    fn create(path: PathBuf) -> Result<Self, WeightsError> {
-        let folder = path.parent().unwrap_or(Path::new("."));
-        // What is left under such a name when this process is killed, the next save into the folder removes. The umask
-        // decides who may read it.
-        let prefix = temporary_prefix(DEFAULT_STEM);
-        let file = tempfile::Builder::new()
-            .prefix(&prefix)
-            .suffix(TEMPORARY_SUFFIX)
-            .rand_bytes(16)
-            .permissions(Permissions::from_mode(0o666))
-            .tempfile_in(folder);
-        let file = file.map_err(|source| WeightsError::Write { path: path.clone(), source })?;
-        // Tells whoever saves into the folder that the writer lives. Where there are no locks, nobody is told.
-        let _ = file.as_file().try_lock();
-        Ok(Self { file: BufWriter::with_capacity(BLOCK_BYTES, file), path })
-    }
-
-    fn sink(&mut self) -> Sink<'_> {
-        Sink { output: &mut self.file, path: &self.path }
-    }
-
-    /// Sees to it that all is on the disk.
-    fn finish(self) -> Result<(NamedTempFile, PathBuf), WeightsError> {
-        let Self { file, path } = self;
-        let file = file.into_inner().map_err(io::IntoInnerError::into_error);
-        let flushed = file.and_then(|file| file.as_file().sync_all().map(|()| file));
-        match flushed {
-            Ok(file) => Ok((file, path)),
-            Err(source) => Err(WeightsError::Write { path, source }),
-        }
-    }
+    Header::write(described, &notes.agreed())
+        .map_err(|source| WeightsError::NotWritable { path: path.to_owned(), source })
 }

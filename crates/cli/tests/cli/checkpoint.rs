@@ -438,6 +438,43 @@ fn a_tolerance_says_how_near_is_equal(#[case] flags: &str, #[case] code: i32) {
     checkpoint(folder.path(), &format!("diff a b {flags}")).expect(code, &[]);
 }
 
+/// Half of the larger number, whatever type it is of.
+#[rstest]
+#[case::complex(Dtype::C64, &[[0, 0, 0x40, 0x40], [0, 0, 0x80, 0x40]].concat(), &[[0, 0, 0xc0, 0x40], [0, 0, 0, 0x41]].concat(), "5.000e0")]
+#[case::eight_bits(Dtype::F8_E4M3, &[0x38], &[0x40], "1.000e0")]
+#[case::eight_bits_without_fraction(Dtype::F8_E8M0, &[127], &[128], "1.000e0")]
+fn a_tolerance_is_for_complex_numbers_and_floats_of_eight_bits(
+    #[case] dtype: Dtype,
+    #[case] a: &[u8],
+    #[case] b: &[u8],
+    #[case] absolute: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, bytes) in [("a", a), ("b", b)] {
+        let tensor = Tensor { dtype, shape: vec![1], bytes: bytes.to_vec(), ..Tensor::f32("model", "x", &[]) };
+        write_checkpoint(&folder.path().join(name), 1, &[tensor], &Values::new());
+    }
+    expect_lines(&checkpoint(folder.path(), "diff a b"), 1, &[&format!("x 1 1 {absolute} 5.000e-1")]);
+    checkpoint(folder.path(), "diff a b --tolerance 0.49").expect(1, &[]);
+    checkpoint(folder.path(), "diff a b --tolerance 0.5").expect(0, &[]);
+}
+
+/// They are farther apart than a float of 64 bits can be.
+#[test]
+fn large_numbers_of_opposite_signs_have_an_infinite_difference() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, number) in [("a", 1e308_f64), ("b", -1e308)] {
+        let bytes = number.to_le_bytes().to_vec();
+        let tensor = Tensor { dtype: Dtype::F64, shape: vec![1], bytes, ..Tensor::f32("model", "x", &[]) };
+        write_checkpoint(&folder.path().join(name), 1, &[tensor], &Values::new());
+    }
+    expect_lines(&checkpoint(folder.path(), "diff a b"), 1, &["x 1 1 inf 2.000e0"]);
+    let numbers = &parsed(&checkpoint(folder.path(), "diff a b --json"))["objects"]["model"]["tensors"]["x"]["numbers"];
+    let found = ["max_absolute", "max_relative", "num_not_finite"].map(|name| &numbers[name]);
+    assert_eq!(found, [&json!("inf"), &json!(2.0), &json!(0)]);
+    checkpoint(folder.path(), "diff a b --tolerance 2").expect(0, &[]);
+}
+
 #[rstest]
 #[case("--objects model", 0)]
 #[case("--objects model optimizer", 0)]

@@ -1,6 +1,7 @@
 //! `accelerate checkpoint convert` on what Python Accelerate has saved, on what this library saves, and on everything else.
 
 mod hostile;
+mod notes;
 mod numbers;
 mod registered;
 
@@ -483,6 +484,22 @@ fn a_name_that_is_too_long_is_named_with_its_file() {
     write_torch(&src.join("optimizer.bin"), &optimizer);
     run(folder.path(), "convert src dst")
         .expect(1, &["src/optimizer.bin cannot be converted", "the name `exp_avg.xxx", "is 1003 bytes long"]);
+}
+
+/// In a safetensors file, notes have the name.
+#[test]
+fn a_parameter_that_no_safetensors_file_can_have_is_refused_with_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let src = folder.path().join("src");
+    fs::create_dir(&src).unwrap();
+    for (name, words) in [
+        ("__metadata__", &["dst/model.safetensors cannot be written", "is called `__metadata__`", "rename"][..]),
+        ("metadata", &[]),
+    ] {
+        write_torch(&src.join("pytorch_model.bin"), &Plain::dict([(name, Plain::Tensor(vec![1.0, 2.0]))]));
+        run(folder.path(), "convert src dst").expect(if words.is_empty() { 0 } else { 1 }, words);
+        assert_eq!(folder.path().join("dst").exists(), words.is_empty());
+    }
 }
 
 #[rstest]

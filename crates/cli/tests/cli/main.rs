@@ -26,6 +26,8 @@ mod launcher_tester;
 mod logs;
 mod man;
 mod merge_weights;
+mod merge_weights_killed;
+mod merge_weights_notes;
 mod merge_weights_refused;
 mod names;
 mod num_machines;

@@ -140,6 +140,22 @@ fn further_models_of_a_run_are_told_of() {
     assert!(!ended.stderr.contains("model_card") && !ended.stdout.contains("model_card"));
 }
 
+/// With FULL_STATE_DICT, Python Accelerate gives whole models of runs with FSDP a name of their own.
+#[test]
+fn whole_models_of_fsdp_are_merged_by_their_own_name() {
+    let folder = copied("model.bin");
+    let path = |name: &str| folder.path().join(name);
+    merge(folder.path(), &path("a"), &[]).expect(0, &[]);
+    fs::rename(path("pytorch_model.bin"), path("pytorch_model_fsdp.bin")).unwrap();
+    fs::copy(path("pytorch_model_fsdp.bin"), path("pytorch_model_fsdp_1.bin")).unwrap();
+    merge(folder.path(), &path("b"), &[])
+        .expect(0, &["left out, because they are further models", "writes: model_1\n"]);
+    assert_eq!(fs::read(path("a/model.safetensors")).unwrap(), fs::read(path("b/model.safetensors")).unwrap());
+    fs::copy(path("pytorch_model_fsdp.bin"), path("pytorch_model.bin")).unwrap();
+    merge(folder.path(), &path("c"), &[])
+        .expect(0, &["weights of pytorch_model.bin", "looked at: pytorch_model_fsdp.bin"]);
+}
+
 #[test]
 fn shards_are_written_and_become_one_file_again() {
     let folder = tempfile::tempdir().unwrap();
@@ -175,6 +191,41 @@ fn the_checkpoint_is_removed_when_asked_for_and_when_its_weights_are_safe() {
     fs::remove_file(output.path().join("model.safetensors")).unwrap();
     merge(&checkpoint, output.path(), &["--remove_checkpoint_dir"]).expect(0, &["checkpoint is removed"]);
     assert!(!checkpoint.exists() && output.path().join("model.safetensors").exists());
+}
+
+/// A folder that is removed is known by whatever path leads there, also by one on which something is missing.
+#[rstest]
+#[case::itself("in")]
+#[case::below_it("in/a/b")]
+#[case::by_a_folder_that_is_not_there("nope/../in")]
+#[case::by_two_folders_that_are_not_there("nope/more/../../in/a")]
+#[case::by_a_link("link/a")]
+#[case::by_a_link_to_a_folder_that_is_not_there("dangling/a")]
+#[case::by_a_link_from_within("in/up/in")]
+fn a_result_in_the_folder_that_is_removed_is_refused(#[case] output: &str) {
+    let (folder, copy) = (tempfile::tempdir().unwrap(), copied("dcp_fsdp_1"));
+    let path = |name: &str| folder.path().join(name);
+    fs::rename(copy.path(), path("in")).unwrap();
+    for (link, to) in [("link", "in"), ("dangling", "in/new"), ("in/up", "..")] {
+        symlink(to, path(link)).unwrap();
+    }
+    let mut command = accelerate();
+    command.args(["merge-weights", "in", output, "--remove_checkpoint_dir"]).current_dir(folder.path());
+    finished(command).expect(1, &["which --remove_checkpoint_dir removes after merging"]);
+    assert!(path("in/.metadata").exists() && !path("in/model.safetensors").exists());
+    assert!(!path("nope").exists() && !path("in/new").exists() && !path("in/a").exists());
+}
+
+/// Weights of two models would be mixed.
+#[test]
+fn weights_in_a_folder_that_is_named_by_way_of_another_are_seen() {
+    let (folder, copy) = (tempfile::tempdir().unwrap(), copied("dcp_fsdp_1"));
+    let output = folder.path().join("out");
+    fs::create_dir(&output).unwrap();
+    fs::write(output.join("model-00001-of-00002.safetensors"), "").unwrap();
+    merge(copy.path(), &folder.path().join("nope/../out"), &[])
+        .expect(1, &["model-00001-of-00002.safetensors exists already"]);
+    assert_eq!(names(&output), Some(vec!["model-00001-of-00002.safetensors".to_owned()]));
 }
 
 /// Changes a copy of a checkpoint of two ranks, and the folder for the result, before they are merged.
@@ -418,22 +469,13 @@ fn a_link_is_not_removed_in_place_of_what_it_leads_to() {
 }
 
 #[test]
-fn what_only_metadata_say_is_not_removed() {
+fn what_only_an_index_says_is_not_removed() {
     let folder = tempfile::tempdir().unwrap();
     let (input, output) = (folder.path().join("in"), folder.path().join("out"));
     fs::create_dir(&input).unwrap();
-    let header =
-        r#"{"__metadata__":{"format":"pt","precious":"yes"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
-    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[7]].concat();
-    fs::write(input.join("model.safetensors"), file).unwrap();
-    merge(&input, &output, &["--remove_checkpoint_dir"])
-        .expect(1, &["not in the result: `precious` in model.safetensors"]);
-    assert!(input.exists() && !output.exists());
-
-    let header = header.replace(r#","precious":"yes""#, "");
+    let header = r#"{"__metadata__":{"format":"pt"},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}"#;
     let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &[7]].concat();
     fs::write(input.join("model-1.safetensors"), file).unwrap();
-    fs::remove_file(input.join("model.safetensors")).unwrap();
     let index =
         |more: &str| format!(r#"{{"metadata":{{"total_size":1{more}}},"weight_map":{{"a":"model-1.safetensors"}}}}"#);
     fs::write(input.join("model.safetensors.index.json"), index(r#","author":"me""#)).unwrap();

@@ -4,7 +4,7 @@ use super::description::{SavedPiece, SavedTensor};
 use crate::Result;
 use crate::error::weight_files::WeightFilesErrorKind as Kind;
 use crate::layout::Layout;
-use crate::weight_files::{EXTENSION, shard_file_names, shown};
+use crate::weight_files::{EXTENSION, check_saved_name, shard_file_names, shown};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -100,7 +100,8 @@ pub(super) type WithHolders<'a> = (&'a HeldTensor, Vec<usize>);
 /// `model.rank-00000-of-00002.safetensors`.
 ///
 /// # Errors
-/// [`is_weight_files`](crate::Error::is_weight_files): ranks that hold tensors of other shapes or types under one name.
+/// [`is_weight_files`](crate::Error::is_weight_files): ranks that hold tensors of other shapes or types under one name, and a name that
+/// no tensor of a safetensors file can have.
 ///
 /// ```
 /// use accelerate_core::checkpoint::{HeldTensor, assign};
@@ -123,6 +124,9 @@ pub fn assign(held: &[Vec<HeldTensor>]) -> Result<Assignment> {
     let pieces = choose_writers(held)?;
     let mut assignment = Assignment::default();
     for (object, pieces) in pieces {
+        if let Some(error) = pieces.iter().find_map(|piece| check_saved_name(&piece.held.name).err()) {
+            return Err(Kind::NotSaved { object: shown(object), reason: error.to_string() }.into());
+        }
         let first_file = assignment.files.len();
         assignment.files.extend(files_of(object, &pieces, held.len()));
         let files: BTreeMap<usize, usize> =

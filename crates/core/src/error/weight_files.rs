@@ -28,6 +28,8 @@ pub(crate) enum WeightFilesErrorKind {
         found[0].0, found[0].1, found[1].0, found[1].1
     )]
     RanksDiffer { object: String, name: String, found: [(usize, String); 2] },
+    #[error("`{object}` cannot be saved: {reason}")]
+    NotSaved { object: String, reason: String },
     #[error("`{name}` of {object} cannot be written whole: {reason}; set state_dict_type to SHARDED_STATE_DICT")]
     NotWhole { object: String, name: String, reason: String },
     #[error("it cannot be read: {reason}")]
@@ -64,4 +66,22 @@ pub(crate) enum HeaderProblem {
          {found_bytes} apart"
     )]
     Size { name: String, shape: Vec<usize>, dtype: String, found_bytes: u64, wanted_bytes: u64 },
+    #[error(
+        "it would have a tensor that is called `{}`, which is the key of the notes that a safetensors file has about itself; \
+         rename the tensor in the program that has made it",
+        Header::METADATA_KEY
+    )]
+    Reserved,
+    #[error("it would have two tensors that are called `{name}`; rename one of them in the program that has made them")]
+    Twice { name: String },
+    #[error(
+        "it would have {found} tensors, and files with more than {} are not read; divide them among several files",
+        Header::MAX_TENSORS
+    )]
+    Many { found: usize },
+    #[error(
+        "its header would have {num_bytes} bytes, and at most {} are read; divide the tensors among more files",
+        Header::MAX_BYTES
+    )]
+    Long { num_bytes: u64 },
 }

@@ -1,11 +1,16 @@
 //! The header of a safetensors file: which tensors it has, and where.
 
+mod write;
+
+pub use write::check_saved_name;
+
 use super::json::{Entries, NoValue, Object};
 use super::shown::{shortened_reason, shown};
 use crate::Result;
 use crate::error::weight_files::{HeaderProblem as Problem, WeightFilesErrorKind as Kind};
 use safetensors::Dtype;
-use serde::de::{self, Deserialize, Deserializer, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, Deserialize, DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{ErrorKind, Read};
 
@@ -69,8 +74,30 @@ impl Header {
     /// [`is_weight_files`](crate::Error::is_weight_files): the file cannot be read, or the header is damaged, or does not fit
     /// the length of the file.
     pub fn read(file: &mut impl Read, file_bytes: u64) -> Result<Self> {
+        Self::read_as::<CheckedNotes>(file, file_bytes).map(|(header, _)| header)
+    }
+
+    /// The same with the notes that the file has about itself, by key.
+    ///
+    /// # Errors
+    /// As for [`read`](Self::read).
+    ///
+    /// ```
+    /// use accelerate_core::weight_files::Header;
+    /// let json = r#"{"__metadata__":{"format":"pt"}}"#;
+    /// let file = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat();
+    /// let (header, notes) = Header::read_with_notes(&mut &file[..], file.len() as u64)?;
+    /// assert!(header.entries().is_empty());
+    /// assert_eq!(notes["format"], "pt");
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    pub fn read_with_notes(file: &mut impl Read, file_bytes: u64) -> Result<(Self, BTreeMap<String, String>)> {
+        Self::read_as::<KeptNotes>(file, file_bytes).map(|(header, KeptNotes(notes))| (header, notes))
+    }
+
+    fn read_as<N: DeserializeOwned + Default>(file: &mut impl Read, file_bytes: u64) -> Result<(Self, N)> {
         let json = read_json(file, file_bytes)?;
-        let Tensors(mut entries) = serde_json::from_slice(&json)
+        let Contents { mut entries, notes } = serde_json::from_slice(&json)
             .map_err(|error| Kind::Header { problem: Problem::Json(shortened_reason(&error.to_string())) })?;
         let data_at = LENGTH_BYTES + json.len() as u64;
         entries.sort_unstable_by_key(|entry| (entry.start, entry.end));
@@ -81,7 +108,7 @@ impl Header {
         }
         let mut by_name: Vec<usize> = (0..entries.len()).collect();
         by_name.sort_unstable_by(|&one, &other| entries[one].name.cmp(&entries[other].name));
-        Ok(Self { entries, by_name, data_at })
+        Ok((Self { entries, by_name, data_at }, notes))
     }
 
     /// The tensors, in the order of their data.
@@ -160,49 +187,76 @@ fn num_bytes(entry: &HeaderEntry) -> Option<u64> {
     bits.is_multiple_of(8).then_some(bits / 8)
 }
 
-/// All tensors, in the order of the text.
-struct Tensors(Vec<HeaderEntry>);
+/// All tensors, in the order of the text, and the notes.
+struct Contents<N> {
+    entries: Vec<HeaderEntry>,
+    notes: N,
+}
 
-impl<'de> Deserialize<'de> for Tensors {
+impl<'de, N: Deserialize<'de> + Default> Deserialize<'de> for Contents<N> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(Object(Self(Vec::new())))
+        deserializer.deserialize_map(Object(Self { entries: Vec::new(), notes: N::default() }))
     }
 }
 
-impl<'de> Entries<'de> for Tensors {
+impl<'de, N: Deserialize<'de> + Default> Entries<'de> for Contents<N> {
     const WANTED: &'static str = "an object that has an entry for each tensor";
 
     fn entry<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
         if key == Header::METADATA_KEY {
-            map.next_value::<Option<Notes>>()?;
+            self.notes = map.next_value::<Option<N>>()?.unwrap_or_default();
             return Ok(());
         }
-        if self.0.len() == Header::MAX_TENSORS {
+        if self.entries.len() == Header::MAX_TENSORS {
             return Err(de::Error::custom(format_args!(
                 "there are more than {} tensors, which is the most that is read",
                 Header::MAX_TENSORS
             )));
         }
         let Info { dtype, shape: Shape(shape), data_offsets: (start, end) } = map.next_value()?;
-        self.0.push(HeaderEntry { name: key.to_owned(), dtype, shape, start, end });
+        self.entries.push(HeaderEntry { name: key.to_owned(), dtype, shape, start, end });
         Ok(())
     }
 }
 
-/// What people wrote about the file: of no use here, and checked only.
-struct Notes;
+/// What a message calls the value of [`Header::METADATA_KEY`].
+const NOTES: &str = "texts by name as __metadata__";
 
-impl<'de> Deserialize<'de> for Notes {
+/// What people wrote about the file, where it is of no use: checked only.
+#[derive(Default)]
+struct CheckedNotes;
+
+impl<'de> Deserialize<'de> for CheckedNotes {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(Object(Self))
     }
 }
 
-impl<'de> Entries<'de> for Notes {
-    const WANTED: &'static str = "texts by name as __metadata__";
+impl<'de> Entries<'de> for CheckedNotes {
+    const WANTED: &'static str = NOTES;
 
     fn entry<A: MapAccess<'de>>(&mut self, _: &str, map: &mut A) -> Result<(), A::Error> {
         map.next_value::<NoValue>().map(drop)
+    }
+}
+
+/// The same, kept.
+#[derive(Default)]
+struct KeptNotes(BTreeMap<String, String>);
+
+impl<'de> Deserialize<'de> for KeptNotes {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(Object(Self::default()))
+    }
+}
+
+impl<'de> Entries<'de> for KeptNotes {
+    const WANTED: &'static str = NOTES;
+
+    fn entry<A: MapAccess<'de>>(&mut self, key: &str, map: &mut A) -> Result<(), A::Error> {
+        let note = map.next_value()?;
+        self.0.insert(key.to_owned(), note);
+        Ok(())
     }
 }
 

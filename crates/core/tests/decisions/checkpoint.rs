@@ -219,3 +219,16 @@ fn a_part_of_one_element_goes_with_parts_in_blocks(#[case] parts: [std::ops::Ran
     assert!(!tensor.is_elementwise && tensor.pieces.len() == 2, "{tensor:?}");
     assert_eq!(tensor.shape, [4]);
 }
+
+/// In a safetensors file, notes have the name. Each rank is told the same.
+#[test]
+fn a_tensor_with_the_name_of_notes_is_not_saved() {
+    let own = vec![held("weight", &[2], None), held("__metadata__", &[2], None)];
+    let error = assign(&[own.clone(), own.clone()]).unwrap_err();
+    assert!(error.is_weight_files());
+    let text = error.to_string();
+    for words in ["`model` cannot be saved", "called `__metadata__`", "rename the tensor"] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert!(assign(&[own[..1].to_vec()]).is_ok());
+}

@@ -3,6 +3,8 @@
 use accelerate_core::weight_files::*;
 use proptest::prelude::*;
 use rstest::rstest;
+use safetensors::Dtype;
+use std::collections::BTreeMap;
 
 #[rstest]
 #[case::spaces(" 5 MB ", 5_000_000)]
@@ -260,4 +262,92 @@ proptest! {
 #[case(&[], None)]
 fn the_file_to_begin_with_is_the_usual_or_the_only_one(#[case] names: &[&str], #[case] wanted: Option<&str>) {
     assert_eq!(choose_weight_file(names), wanted);
+}
+
+type Described<'a> = (&'a str, Dtype, Vec<usize>);
+
+fn notes(notes: &[(&str, &str)]) -> BTreeMap<String, String> {
+    notes.iter().map(|(key, note)| ((*key).to_owned(), (*note).to_owned())).collect()
+}
+
+#[rstest]
+#[case::nothing(&[], &[], "{}")]
+#[case::only_notes(&[], &[("format", "pt")], r#"{"__metadata__":{"format":"pt"}}"#)]
+#[case::in_their_order(
+    &[("b", Dtype::I64, vec![2]), ("a", Dtype::F16, vec![]), ("c", Dtype::U8, vec![0, 3])],
+    &[("b", "\u{e9}\""), ("a", "")],
+    r#"{"__metadata__":{"a":"","b":"é\""},"b":{"dtype":"I64","shape":[2],"data_offsets":[0,16]},"a":{"dtype":"F16","shape":[],"data_offsets":[16,18]},"c":{"dtype":"U8","shape":[0,3],"data_offsets":[18,18]}}"#
+)]
+fn a_header_is_written_as_it_is_read(
+    #[case] tensors: &[Described<'_>],
+    #[case] noted: &[(&str, &str)],
+    #[case] wanted: &str,
+) {
+    let mut file = Header::write(tensors.iter().cloned(), &notes(noted)).unwrap();
+    assert_eq!((file.len() % 8, std::str::from_utf8(&file[8..]).unwrap().trim_end()), (0, wanted));
+    let num_bytes = tensors.iter().map(|(_, dtype, shape)| dtype.bitsize() / 8 * shape.iter().product::<usize>());
+    file.resize(file.len() + num_bytes.sum::<usize>(), 0);
+    let (header, found) = Header::read_with_notes(&mut &file[..], file.len() as u64).unwrap();
+    assert_eq!(found, notes(noted));
+    assert_eq!(Header::read(&mut &file[..], file.len() as u64).unwrap(), header);
+    let found: Vec<_> = header.entries().iter().map(|it| (it.name.as_str(), it.dtype, it.shape.clone())).collect();
+    assert_eq!(found, tensors);
+}
+
+#[rstest]
+#[case::the_key_of_notes(&[("a", Dtype::F32, vec![1]), ("__metadata__", Dtype::F32, vec![1])], "a tensor that is called `__metadata__`")]
+#[case::a_name_twice(&[("a", Dtype::F32, vec![1]), ("a", Dtype::F32, vec![2])], "two tensors that are called `a`")]
+#[case::parts_of_bytes(&[("a", Dtype::F4, vec![3])], "no countable number of whole bytes as F4")]
+#[case::more_than_there_is(&[("a", Dtype::F32, vec![1 << 40, 1 << 40])], "no countable number of whole bytes")]
+fn what_no_safetensors_file_can_have_is_not_written(#[case] tensors: &[Described<'_>], #[case] words: &str) {
+    let error = Header::write(tensors.iter().cloned(), &notes(&[("format", "pt")])).unwrap_err();
+    assert!(error.is_weight_files());
+    assert!(error.to_string().contains(words), "{error}");
+}
+
+#[test]
+fn more_tensors_and_longer_headers_than_are_read_are_not_written() {
+    let names: Vec<String> = (0..=Header::MAX_TENSORS).map(|number| format!("t{number}")).collect();
+    let tensors = |number: usize| names[..number].iter().map(|name| (name.as_str(), Dtype::U8, vec![0]));
+    assert!(Header::write(tensors(Header::MAX_TENSORS), &BTreeMap::new()).is_ok());
+    let error = Header::write(tensors(Header::MAX_TENSORS + 1), &BTreeMap::new()).unwrap_err();
+    assert!(error.to_string().contains("150001 tensors"), "{error}");
+    let long = [("long".to_owned(), " ".repeat(Header::MAX_BYTES as usize))].into();
+    let error = Header::write([], &long).unwrap_err();
+    assert!(error.to_string().contains("at most 100000000 are read"), "{error}");
+}
+
+#[rstest]
+#[case::no_text(r#"{"__metadata__":{"a":1}}"#, "expected a string")]
+#[case::a_list(r#"{"__metadata__":[]}"#, "texts by name as __metadata__")]
+#[case::twice(r#"{"__metadata__":{"a":"1","a":"2"}}"#, "the key `a` is there twice")]
+#[case::a_tensor(r#"{"__metadata__":{"dtype":"U8","shape":[0],"data_offsets":[0,0]}}"#, "expected a string")]
+fn hostile_notes_are_refused_where_they_are_kept_and_where_not(#[case] json: &str, #[case] words: &str) {
+    let file = [&(json.len() as u64).to_le_bytes()[..], json.as_bytes()].concat();
+    let error = Header::read_with_notes(&mut &file[..], file.len() as u64).unwrap_err();
+    assert!(error.to_string().contains(words), "{error}");
+    assert!(Header::read(&mut &file[..], file.len() as u64).is_err());
+}
+
+#[rstest]
+#[case::no_file(&[], &[("format", "pt")], &[])]
+#[case::nothing_said(&[&[][..]], &[("format", "pt")], &[])]
+#[case::a_format(&[&[("format", "mlx")][..]], &[("format", "mlx")], &[])]
+#[case::alike(&[&[("a", "1")][..], &[("a", "1"), ("format", "pt")]], &[("a", "1"), ("format", "pt")], &[])]
+#[case::another_text(&[&[("a", "1")][..], &[("a", "2")]], &[("format", "pt")], &["a"])]
+#[case::another_text_of_the_last(&[&[("a", "1")][..], &[("a", "1")], &[("a", "")]], &[("format", "pt")], &["a"])]
+#[case::not_everywhere(&[&[("a", "1")][..], &[], &[("a", "1"), ("b", "1")]], &[("format", "pt")], &["a", "b"])]
+#[case::formats(&[&[("format", "tf")][..], &[("format", "pt")]], &[("format", "pt")], &["format"])]
+#[case::formats_not_said(&[&[][..], &[("format", "tf")], &[("format", "tf")]], &[("format", "pt")], &["format"])]
+fn notes_are_what_all_files_say_alike(
+    #[case] files: &[&[(&str, &str)]],
+    #[case] agreed: &[(&str, &str)],
+    #[case] differing: &[&str],
+) {
+    let mut together = Notes::default();
+    files.iter().for_each(|file| together.add(notes(file)));
+    assert_eq!(
+        (together.agreed(), together.differing()),
+        (notes(agreed), differing.iter().map(|it| (*it).to_owned()).collect())
+    );
 }

@@ -19,13 +19,11 @@ use super::objects::{Object, write_checkpoint};
 use super::registered::{self, Registered};
 use super::staged::Staged;
 use super::state::State;
-use super::{Arguments, Report};
+use super::{Arguments, MOST_LISTED_BYTES, Report};
 use crate::weights::{self, Data, Files, Tensor, Weights, WeightsError};
 
 /// A file of names is read as a whole.
 const MAX_NAMES_BYTES: u64 = 64 << 20;
-/// What a list in the report may take.
-const MOST_LISTED_BYTES: usize = 300;
 /// Why a value stays behind.
 const NOT_CARRIED: &str = "values are JSON here: finite numbers of 64 bits, texts of at most 4096 bytes, truth values, None, lists, and \
                            dictionaries with texts as keys, in which there may be tensors";
@@ -150,6 +148,7 @@ impl<'a> Reader<'a> {
                     self.report.leave(what_they_are, what);
                 }
             }
+            self.report.leave_differing(&object.name, &weights.notes);
             let tied = listed(&weights.tied, MOST_LISTED_BYTES);
             let note = if tied.is_empty() { tied } else { format!("tied to tensors that are there: {tied}") };
             self.report.carry(&object.name, object.size(), note);

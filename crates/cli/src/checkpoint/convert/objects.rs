@@ -38,10 +38,10 @@ pub(super) fn write_checkpoint(
         if !weights.tensors.is_empty() {
             let file = checkpoint.files.len();
             checkpoint.files.push(format!("{name}.{EXTENSION}"));
-            let Weights { files, tensors, .. } = &mut weights;
+            let Weights { files, tensors, notes, .. } = &mut weights;
             let mut copier = Copier::new(files, bar.clone());
             staged.write(&format!("{name}.{EXTENSION}"), |sink| {
-                write_safetensors(&mut copier, tensors.iter().collect(), sink)
+                write_safetensors(&mut copier, (tensors.iter().collect(), notes), sink)
             })?;
             saved.tensors = tensors.iter().map(|tensor| (tensor.name.clone(), saved_tensor(tensor, file))).collect();
         }

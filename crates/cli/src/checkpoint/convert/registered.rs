@@ -6,13 +6,10 @@
 use std::collections::HashSet;
 
 use accelerate_core::checkpoint::python::{Left, to_json};
-use accelerate_core::weight_files::{Plain, StoredTensor, check_tensor_name, shown};
+use accelerate_core::weight_files::{Plain, StoredTensor, check_saved_name, check_tensor_name, shown};
 use serde_json::Value;
 
 use crate::weights::Tensor;
-
-/// What safetensors keeps for itself.
-const METADATA: &str = "__metadata__";
 
 /// An object as this library has it.
 #[derive(Debug, Default)]
@@ -34,9 +31,8 @@ pub(super) fn from_python(
     let mut names = HashSet::new();
     for (path, stored) in found {
         let name = path.join(".");
-        let problem = match check_tensor_name(&name) {
+        let problem = match check_tensor_name(&name).and_then(|()| check_saved_name(&name)) {
             Err(problem) => Some(problem.to_string()),
-            Ok(()) if name == METADATA => Some(format!("`{name}` is the name of the notes of a safetensors file")),
             Ok(()) if place_of(&values, &name) != path || !names.insert(name.clone()) => {
                 Some(format!("the name `{}` is that of another place, too", shown(&name)))
             }

@@ -11,7 +11,8 @@ use tempfile::TempDir;
 use super::super::conversions::{SUFFIX, folders_in};
 use super::super::verify::sample;
 use super::error::ConvertError;
-use crate::weights::{BLOCK_BYTES, Sink, WeightsError};
+use crate::paths::{is_within, resolved};
+use crate::weights::{self, BLOCK_BYTES, Sink, WeightsError};
 
 /// Files under the names that they will have, in a hidden folder beside the one that they will be in. Dropped, it is removed.
 #[derive(Debug)]
@@ -37,6 +38,37 @@ fn remove_abandoned(parent: &Path, prefix: &str) {
             let _ = fs::remove_dir_all(&path);
         }
     }
+}
+
+/// Makes sure that a folder with this name can be made in `parent`, and that it would not be in the folder that is read.
+fn check_target(source: &Path, target: &Path, parent: &Path) -> Result<(), ConvertError> {
+    let path = || target.to_owned();
+    let failed = |source| ConvertError::Write { path: path(), source };
+    // `.` and `..` are no names to give to a folder.
+    let name = target.file_name().ok_or_else(|| ConvertError::NoName { path: path() })?;
+    // Folders on the way there need not exist yet.
+    let place = resolved(parent).map_err(failed)?.join(name);
+    let is_within = is_within(&place, source).map_err(failed)?;
+    let is_free = match fs::symlink_metadata(&place) {
+        // It would have to be replaced.
+        Ok(found) if found.is_symlink() => return Err(ConvertError::NoName { path: path() }),
+        Ok(found) => found.is_dir() && is_empty(&place, is_within).map_err(failed)?,
+        Err(error) if error.kind() == ErrorKind::NotFound => true,
+        Err(error) => return Err(failed(error)),
+    };
+    match (is_free, is_within) {
+        (false, _) => Err(ConvertError::Exists { path: path() }),
+        (true, true) => Err(ConvertError::Within { destination: path(), source_folder: source.to_owned() }),
+        (true, false) => Ok(()),
+    }
+}
+
+/// Is there nothing in a folder? What a killed merge-weights has left, and nothing else, is removed, but not from the folder that is read.
+fn is_empty(folder: &Path, is_read: bool) -> io::Result<bool> {
+    if !is_read && weights::has_only_temporary(folder)? {
+        weights::remove_abandoned(folder);
+    }
+    Ok(fs::read_dir(folder)?.next().is_none())
 }
 
 /// A new folder, and its lock where the file system has locks.
@@ -82,32 +114,11 @@ impl Staged {
         // `dst/` and `dst/.` are `dst`.
         let target = &target.components().collect::<PathBuf>();
         let failed = |source| ConvertError::Write { path: target.to_owned(), source };
-        let is_free = match fs::symlink_metadata(target) {
-            Err(error) if error.kind() == ErrorKind::NotFound => true,
-            Err(error) => return Err(failed(error)),
-            Ok(found) => found.is_dir() && fs::read_dir(target).map_err(failed)?.next().is_none(),
-        };
-        // `.` and `..` are no names to give to a folder, and a link would have to be replaced.
-        let is_link = fs::symlink_metadata(target).is_ok_and(|found| found.is_symlink());
-        if is_link || target.file_name().is_none() {
-            return Err(ConvertError::NoName { path: target.to_owned() });
-        }
-        if !is_free {
-            return Err(ConvertError::Exists { path: target.to_owned() });
-        }
         let parent = match target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        let existing = parent.ancestors().find_map(|folder| match folder.as_os_str().is_empty() {
-            true => fs::canonicalize(".").ok(),
-            false => fs::canonicalize(folder).ok(),
-        });
-        if let (Ok(source), Some(existing)) = (fs::canonicalize(source), existing)
-            && existing.starts_with(&source)
-        {
-            return Err(ConvertError::Within { destination: target.to_owned(), source_folder: source });
-        }
+        check_target(source, target, parent)?;
         fs::create_dir_all(parent).map_err(failed)?;
         let name = target.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         let prefix = format!(".{name}.");

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use accelerate_core::checkpoint::python::{PythonOptimizer, fresh_random_states, from_json, schedule_from_json};
 use accelerate_core::checkpoint::{Checkpoint, SavedObject};
-use accelerate_core::weight_files::{Checksum, Plain, format_size, listed, shown};
+use accelerate_core::weight_files::{Checksum, Notes, Plain, format_size, listed, shown};
 use indicatif::ProgressBar;
 use safetensors::Dtype;
 use serde_json::Value;
@@ -39,12 +39,14 @@ pub(super) fn convert(folder: &Path, staged: &mut Staged, report: &mut Report) -
     let sizes = description.objects.values().flat_map(|object| object.tensors.values());
     let bar = progress_bar(sizes.fold(0, |sum, tensor| sum.saturating_add(tensor.num_bytes())));
     for (name, object) in &description.objects {
-        let tensors = tensors_of(&mut Reader::new(&checkpoint), name, object).map_err(|source| {
+        let mut reader = Reader::new(&checkpoint);
+        let found = tensors_of(&mut reader, name, object).and_then(|it| Ok((it, reader.notes_of(object)?)));
+        let (tensors, notes) = found.map_err(|source| {
             let reason = source.to_string();
             ConvertError::Object { folder: folder.to_owned(), object: name.clone(), reason }
         })?;
         let mut writer = Writer { checkpoint: &checkpoint, bar: &bar, staged: &mut *staged, report: &mut *report };
-        writer.object(name, object, &tensors)?;
+        writer.object((name, object), &tensors, &notes)?;
         if !object.values_of_ranks.is_empty() && name != RANDOM_STATES {
             let ranks: Vec<String> = object.values_of_ranks.keys().map(ToString::to_string).collect();
             let what = format!("{name}: values of the processes {}", listed(&ranks, 100));
@@ -82,7 +84,12 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    fn object(&mut self, name: &str, object: &SavedObject, tensors: &[Tensor]) -> Result<(), Box<dyn Error>> {
+    fn object(
+        &mut self,
+        (name, object): (&str, &SavedObject),
+        tensors: &[Tensor],
+        notes: &Notes,
+    ) -> Result<(), Box<dyn Error>> {
         // A model's file says the same.
         if let Some(tensor) = tensors.iter().find(|tensor| !tensor.has_whole_bytes()) {
             let reason =
@@ -92,8 +99,11 @@ impl Writer<'_> {
         let kind = name.trim_end_matches(|letter: char| letter.is_ascii_digit()).trim_end_matches('_');
         let size = (tensors.len(), tensors.iter().map(Tensor::num_bytes).fold(0, u64::saturating_add));
         let values = &object.values;
+        if kind != "model" {
+            self.leave_notes(name, notes);
+        }
         match kind {
-            "model" => return Ok(self.model(name, values, tensors)?),
+            "model" => return Ok(self.model((name, values), tensors, notes)?),
             "optimizer" => return self.optimizer(name, values, tensors),
             "scheduler" => self.torch((name, "bin"), size, &schedule_from_json(values))?,
             // One that is switched off has nothing to say.
@@ -117,13 +127,14 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn model(&mut self, name: &str, values: &Value, tensors: &[Tensor]) -> Result<(), WeightsError> {
+    fn model(&mut self, (name, values): (&str, &Value), tensors: &[Tensor], notes: &Notes) -> Result<(), WeightsError> {
         let size = (tensors.len(), tensors.iter().map(Tensor::num_bytes).fold(0, u64::saturating_add));
         let mut files = files_of(self.checkpoint);
         let mut copier = Copier::new(&mut files, self.bar.clone());
         let file = format!("{name}.safetensors");
-        self.staged.write(&file, |sink| write_safetensors(&mut copier, tensors.iter().collect(), sink))?;
+        self.staged.write(&file, |sink| write_safetensors(&mut copier, (tensors.iter().collect(), notes), sink))?;
         self.report.carry(name, size, file);
+        self.report.leave_differing(name, notes);
         let Value::Object(values) = values else { return Ok(()) };
         if let Some(left_out) = values.get("left_out").and_then(Value::as_object) {
             let what = format!("{name}: {} frozen tensors", left_out.len());
@@ -136,6 +147,16 @@ impl Writer<'_> {
             self.report.leave(what, "how gradients are put into buckets, which each run finds out by itself");
         }
         Ok(())
+    }
+
+    /// Of objects that become pickles.
+    fn leave_notes(&mut self, name: &str, notes: &Notes) {
+        let agreed = notes.agreed().into_keys().filter(|key| key != Notes::FORMAT);
+        let keys: Vec<String> = agreed.chain(notes.differing()).collect();
+        if !keys.is_empty() {
+            let what = format!("{name}: notes {}", listed(&keys, 100));
+            self.report.leave(what, "files of torch.save have no notes about themselves");
+        }
     }
 
     fn optimizer(&mut self, name: &str, values: &Value, tensors: &[Tensor]) -> Result<(), Box<dyn Error>> {

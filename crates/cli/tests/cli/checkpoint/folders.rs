@@ -6,7 +6,7 @@ use std::path::Path;
 
 use accelerate_core::checkpoint::{Checkpoint, DESCRIPTION, HeldTensor, STEM, SavedObject, assign};
 use accelerate_core::layout::Layout;
-use accelerate_core::weight_files::{Checksum, SaveManifest, SavedFile, sample_blocks};
+use accelerate_core::weight_files::{Checksum, Header, SaveManifest, SavedFile, sample_blocks};
 use safetensors::Dtype;
 use serde_json::Value;
 
@@ -176,4 +176,20 @@ pub(crate) fn weight_file(tensors: &[(&str, Dtype, Vec<usize>, Vec<u8>)]) -> Vec
     }
     let header = format!("{{{}}}", items.join(","));
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat()
+}
+
+/// Gives a safetensors file these notes about itself in place of those that it has.
+pub(crate) fn put_notes(path: &Path, notes: &[(&str, &str)]) {
+    let file = fs::read(path).unwrap();
+    let header = Header::read(&mut file.as_slice(), file.len() as u64).unwrap();
+    let tensors = header.entries().iter().map(|it| (it.name.as_str(), it.dtype, it.shape.clone()));
+    let notes = notes.iter().map(|(key, note)| ((*key).to_owned(), (*note).to_owned())).collect();
+    let beginning = Header::write(tensors, &notes).unwrap();
+    fs::write(path, [&beginning, &file[header.data_at() as usize..]].concat()).unwrap();
+}
+
+/// The notes that a safetensors file has about itself.
+pub(crate) fn notes_in(path: &Path) -> BTreeMap<String, String> {
+    let file = fs::read(path).unwrap();
+    Header::read_with_notes(&mut file.as_slice(), file.len() as u64).unwrap().1
 }

@@ -321,6 +321,10 @@ fn what_is_wrong_with_a_sharded_run_of_pythons_is_named(#[case] harm: Harm, #[ca
 #[case::itself(|_: &Path| (), "src", "src exists already")]
 #[case::below_itself(|_: &Path| (), "src/below/dst", "which is read; name a folder elsewhere")]
 #[case::below_itself_by_a_link(|it: &Path| symlink("src", it.join("link")).unwrap(), "link/dst", "which is read; name a folder elsewhere")]
+#[case::below_itself_by_a_folder_that_is_not_there(|_: &Path| (), "nope/../src/below/dst", "which is read; name a folder elsewhere")]
+#[case::below_itself_by_a_link_to_nothing(|it: &Path| symlink("src/below", it.join("link")).unwrap(), "link/dst", "which is read; name a folder elsewhere")]
+#[case::itself_by_a_folder_that_is_not_there(|_: &Path| (), "nope/../src", "src exists already")]
+#[case::a_link_by_a_folder_that_is_not_there(|it: &Path| symlink("/nowhere", it.join("dst")).unwrap(), "nope/../dst", "name the folder itself")]
 #[case::below_a_device(|_: &Path| (), "/dev/full/dst", "/dev/full/dst cannot be written")]
 #[case::no_name(|_: &Path| (), "..", "name the folder itself")]
 fn what_is_there_stays(#[case] harm: Harm, #[case] destination: &str, #[case] words: &str) {

@@ -62,7 +62,11 @@ fn an_object_that_holds_more_than_is_read_or_has_a_reserved_name_stays_behind_al
     write_torch(&folder.path().join("src/custom_checkpoint_1.pkl"), &reserved);
     let found = run(folder.path(), NAMED);
     found.expect(0, &[]);
-    for words in ["custom_checkpoint_0.pkl", "more than 32 deep", "`__metadata__` is the name of the notes"] {
+    for words in [
+        "custom_checkpoint_0.pkl",
+        "more than 32 deep",
+        "a tensor that is called `__metadata__`, which is the key of the notes",
+    ] {
         assert!(found.stdout.contains(words), "{words}: {}", found.stdout);
     }
     let objects = description(&folder.path().join("dst")).objects;
