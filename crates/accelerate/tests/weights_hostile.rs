@@ -305,3 +305,16 @@ fn a_folder_that_cannot_be_made_is_named() {
     let error = save_model_weights(&model(), file.join("out"), &SaveModelOptions::default()).unwrap_err();
     assert!(error.is_weights() && error.to_string().contains("cannot create"), "{error}");
 }
+
+/// Readers take it for notes about the file, and would find no tensor.
+#[test]
+fn a_tensor_that_no_safetensors_file_can_have_is_refused_before_anything_is_written() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let mut state = accelerate::nn::StateDict::default();
+    state.insert("__metadata__".to_owned(), Tensor::ones([4], CPU));
+    let error = save_file(&state, &path).unwrap_err();
+    assert!(error.is_weights() && error.to_string().contains("__metadata__"), "{error}");
+    assert!(fs::read_dir(folder.path()).unwrap().next().is_none());
+    save_file(&state, &folder.path().join("model.bin")).unwrap();
+}

@@ -10,15 +10,11 @@ use crate::error::{Result, WeightsError};
 use crate::nn::StateDict;
 use crate::session::StateReader;
 use accelerate_core::config::FloatType;
-use accelerate_core::weight_files::{Pickled, Plain, TorchArchive};
+use accelerate_core::weight_files::{Header, Notes, Pickled, Plain, TorchArchive};
 use safetensors::Dtype;
-use safetensors::tensor::{Metadata, TensorInfo};
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use tch::{Kind, Tensor};
 
-/// Readers refuse longer headers.
-const MAX_HEADER_BYTES: usize = 100_000_000;
 /// How much of a tensor is copied at a time on its way to a file: it is still in the processor's cache when it is hashed and
 /// written.
 const PIECE_BYTES: usize = BUFFER_BYTES;
@@ -200,7 +196,6 @@ impl TensorFile {
 fn begin<'a>(path: &Path, stem: &str, tensors: impl Iterator<Item = &'a TensorSpec>) -> Result<Output> {
     let header = header(tensors, path)?;
     let mut file = OpenFile::create(path, stem)?;
-    file.append(&(header.len() as u64).to_le_bytes())?;
     file.append(&header)?;
     Ok(Output::Safetensors(file))
 }
@@ -219,20 +214,9 @@ fn begin_torch<'a>(path: &Path, stem: &str, tensors: impl Iterator<Item = &'a Te
     Ok(Output::Torch(archive, 0))
 }
 
+/// The length of the header, and the header.
 fn header<'a>(tensors: impl Iterator<Item = &'a TensorSpec>, path: &Path) -> Result<Vec<u8>> {
-    let mut offset = 0;
-    let infos = tensors.map(|TensorSpec { name, dtype, shape, num_bytes, .. }| {
-        let start = offset;
-        offset += num_bytes;
-        (name.clone(), TensorInfo { dtype: *dtype, shape: shape.clone(), data_offsets: (start, offset) })
-    });
-    let format = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let damaged = |reason: String| WeightsError::Header { path: path.to_owned(), reason };
-    let metadata = Metadata::new(Some(format), infos.collect()).map_err(|error| damaged(error.to_string()))?;
-    let mut header = serde_json::to_vec(&metadata).map_err(|error| damaged(error.to_string()))?;
-    header.resize(header.len().next_multiple_of(8), b' ');
-    if header.len() > MAX_HEADER_BYTES {
-        return Err(damaged(format!("its header would have {} bytes", header.len())).into());
-    }
-    Ok(header)
+    let entries = tensors.map(|spec| (spec.name.as_str(), spec.dtype, spec.shape.clone()));
+    let header = Header::write(entries, &Notes::default().agreed());
+    Ok(header.map_err(|source| WeightsError::NotInSafetensors { path: path.to_owned(), source })?)
 }

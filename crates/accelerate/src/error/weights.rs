@@ -134,6 +134,9 @@ pub(crate) enum WeightsError {
     #[error("{} cannot be written in PyTorch's format: {source}; cast it, or write safetensors", path.display())]
     NotInTorchFile { path: PathBuf, source: accelerate_core::Error },
 
+    #[error("{} cannot be written in the format of safetensors: {source}", path.display())]
+    NotInSafetensors { path: PathBuf, source: accelerate_core::Error },
+
     #[error("a part of `{name}` in {} cannot be read: {source}; save or copy the whole folder again", path.display())]
     TorchPart { path: PathBuf, name: String, source: accelerate_core::Error },
 
