@@ -110,6 +110,23 @@ fn the_launcher_names_the_rank_that_failed_by_itself_and_not_one_that_lost_it() 
     }
 }
 
+/// It keeps the store through which the others meet, so they fail, too, once it is gone.
+#[test]
+fn rank_zero_that_cannot_join_the_group_is_named_and_not_one_that_lost_it() {
+    let line = "if [ $RANK = 0 ]; then export GLOO_SOCKET_IFNAME=nowhere; fi; exec \"$0\" leaving_at_once";
+    for _ in 0..3 {
+        let config = LaunchConfig {
+            args: ["-c", line, env!("CARGO_BIN_EXE_conformance")].map(Into::into).into(),
+            environment: vec![("ACCELERATE_USE_CPU".into(), "true".into())],
+            num_cpu_threads_per_process: Some(1),
+            ..LaunchConfig::new(Program::Executable("sh".into()), 3)
+        };
+        let error = launch(&config, &mut Silent).unwrap_err();
+        let failure = error.failure().unwrap();
+        assert!(failure.rank == 0 && failure.to_string().contains("nowhere"), "{failure}");
+    }
+}
+
 /// Their deadline is half an hour away.
 #[test]
 fn a_rank_that_ends_well_before_it_meets_the_others_is_named_soon() {

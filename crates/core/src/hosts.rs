@@ -81,7 +81,8 @@ impl Hosts {
         }
         let mut known = BTreeSet::new();
         for host in &list {
-            if !known.insert(host.address()) {
+            // Names of machines have no case.
+            if !known.insert(host.address().to_ascii_lowercase()) {
                 return Err(Kind::Twice { host: host.address().to_owned(), place: place.to_owned() }.into());
             }
         }

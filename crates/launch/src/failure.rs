@@ -45,6 +45,13 @@ impl Ended {
         matches!(self, Self::Stuck | Self::Refused)
     }
 
+    /// Has it ended with a code that no signal of the launcher explains? Shells report signal n as 128 + n.
+    fn has_own_code(self) -> bool {
+        use signal_hook::consts::{SIGKILL, SIGTERM};
+        let is_of_signal = |code: i32| [SIGTERM, SIGKILL].iter().any(|signal| code == 128 + signal);
+        matches!(self, Self::Exited(code) if code != 0 && !is_of_signal(code))
+    }
+
     /// What a shell reports for it: the code, or 128 + n after signal n.
     ///
     /// ```
@@ -352,12 +359,9 @@ impl fmt::Display for Failure {
         for sentence in sentences(&self.activities) {
             write!(f, "\n  {sentence}")?;
         }
-        let told: Vec<_> = self
-            .others
-            .iter()
-            .filter(|other| other.was_told_to && !other.ended.lives_on())
-            .map(|other| other.rank)
-            .collect();
+        let told = || self.others.iter().filter(|other| other.was_told_to && !other.ended.lives_on());
+        let (by_themselves, told): (Vec<_>, Vec<_>) = told().partition(|other| other.ended.has_own_code());
+        let told: Vec<_> = told.into_iter().map(|other| other.rank).collect();
         for other in self.others.iter().filter(|other| !other.was_told_to && !other.ended.is_success()) {
             write!(f, "\n  rank {} {} on its own too", other.rank, other.ended)?;
         }
@@ -367,6 +371,13 @@ impl fmt::Display for Failure {
         }
         for other in self.others.iter().filter(|other| other.was_told_to && other.ended.lives_on()) {
             write!(f, "\n  rank {} {}", other.rank, other.ended)?;
+        }
+        // Whether they failed before they heard of it, or because of it, nobody knows.
+        for alike in by_themselves.chunk_by(|one, next| one.ended == next.ended) {
+            let ranks: Vec<_> = alike.iter().map(|other| other.rank).collect();
+            let (ended, numbers) = (&alike[0].ended, number_ranges(&ranks));
+            let subject = if ranks.len() == 1 { "rank" } else { "ranks" };
+            write!(f, "\n  {subject} {numbers} {ended}, told to end by the launcher")?;
         }
         match told[..] {
             [] => Ok(()),
@@ -449,13 +460,17 @@ mod tests {
             OtherRank { rank: 0, ended: Ended::Exited(0), was_told_to: false },
             OtherRank { rank: 2, ended: Ended::Exited(1), was_told_to: false },
             OtherRank { rank: 3, ended: Ended::Exited(0), was_told_to: true },
+            OtherRank { rank: 4, ended: Ended::Exited(6), was_told_to: true },
+            OtherRank { rank: 5, ended: Ended::Exited(6), was_told_to: true },
+            OtherRank { rank: 6, ended: Ended::Exited(143), was_told_to: true },
         ];
         assert_eq!(
             failure.to_string(),
             "rank 1 (process 4711) exited with code 3 after 12.3 s\n  \
                rank 2 exited with code 1 on its own too\n  \
                rank 0 had ended before, with code 0\n  \
-               rank 3 was running and has been ended by the launcher"
+               ranks 4-5 exited with code 6, told to end by the launcher\n  \
+               ranks 3, 6 were running and have been ended by the launcher"
         );
     }
 

@@ -107,7 +107,8 @@ pub(crate) fn attempt(
     config.log_dir = logs::make_folder(&config)?;
     let plan = plan(&config, &command, port.number(), &machine);
     let choice = ProgramChoice::between(&config.program, &command, &search).map(Notice::ProgramChosen);
-    let logging = config.log_dir.clone().map(|folder| Notice::Logging { folder });
+    // Without --tee, only what programs themselves write of their errors is there.
+    let logging = config.log_dir.clone().filter(|_| config.tee.any()).map(|folder| Notice::Logging { folder });
     // Once is enough.
     let is_first = config.restart_count == 0;
     for notice in choice.into_iter().chain(logging).filter(|_| is_first) {

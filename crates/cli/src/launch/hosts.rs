@@ -66,7 +66,10 @@ impl Machines {
         let of_processes = settings().filter(|setting| !setting.is_for_launcher());
         let names = of_processes.filter_map(|setting| setting.variable());
         let names = names.chain([accelerate_launch::SECRET_VARIABLE.to_owned()]).filter(|name| !is_set(name));
-        let inherited = names.filter_map(|name| Some((OsString::from(&name), std::env::var_os(&name)?)));
+        // An empty secret is none: one is made then.
+        let is_there = |name: &str, value: &OsString| name != accelerate_launch::SECRET_VARIABLE || !value.is_empty();
+        let value = |name: &str| std::env::var_os(name).filter(|value| is_there(name, value));
+        let inherited = names.filter_map(|name| Some((OsString::from(&name), value(&name)?)));
         let environment = inherited.chain(config.environment.iter().cloned()).collect();
         LaunchConfig { environment, ..config }
     }

@@ -15,6 +15,7 @@ use accelerate_rendezvous::Secret;
 use std::cell::Cell;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 use tch::Device;
 use torch_ext::{GlooInterface, GlooOptions, NcclOptions, ProcessGroup, Store, TcpStoreOptions};
@@ -36,6 +37,9 @@ enum MeetingPoint {
         path: PathBuf,
     },
 }
+
+/// A process that has failed ends within this time, usually: its launcher has to see it end before those that lose it.
+const TIME_TO_END: Duration = Duration::from_secs(2);
 
 /// Connects this rank with its peers. If one of them asks for debug mode, all compare their calls. Collective over the run.
 pub(super) fn connect(
@@ -60,6 +64,7 @@ pub(super) fn connect(
         log.begin(&logged, &LoggedCall::now(RENDEZVOUS, 1));
     }
     let store = open(&meeting_point, ranks, &meeting, lookup)?;
+    let mut kept = KeptOnError((ranks.rank == 0).then(|| store.clone()));
     // Said before this rank is here, so that every rank can know of it once all are.
     const DEBUG: &str = "debug";
     if config.cluster.debug {
@@ -93,7 +98,25 @@ pub(super) fn connect(
     if device == Device::Cpu {
         group.look_for_peers()?;
     }
+    kept.0 = None;
     Ok(if compares_calls { group.comparing_calls() } else { group })
+}
+
+/// The store that rank 0 keeps for all, which stays for a moment where rank 0 fails: with the store the others fail as well, and who
+/// starts them takes the first process that ends for the one that failed by itself.
+struct KeptOnError(Option<Store>);
+
+impl Drop for KeptOnError {
+    fn drop(&mut self) {
+        if let Some(store) = self.0.take() {
+            let keep = move || {
+                thread::park_timeout(TIME_TO_END);
+                drop(store);
+            };
+            // Without a thread it goes at once.
+            drop(thread::Builder::new().name("rendezvous".to_owned()).spawn(keep));
+        }
+    }
 }
 
 fn meeting_point(ranks: &RankVariables, init_method: Option<&str>, lookup: Lookup<'_>) -> Result<MeetingPoint> {
