@@ -359,8 +359,8 @@ impl fmt::Display for Failure {
         for sentence in sentences(&self.activities) {
             write!(f, "\n  {sentence}")?;
         }
-        let told = || self.others.iter().filter(|other| other.was_told_to && !other.ended.lives_on());
-        let (by_themselves, told): (Vec<_>, Vec<_>) = told().partition(|other| other.ended.has_own_code());
+        let told = self.others.iter().filter(|other| other.was_told_to && !other.ended.lives_on());
+        let (by_themselves, told): (Vec<_>, Vec<&OtherRank>) = told.partition(|other| other.ended.has_own_code());
         let told: Vec<_> = told.into_iter().map(|other| other.rank).collect();
         for other in self.others.iter().filter(|other| !other.was_told_to && !other.ended.is_success()) {
             write!(f, "\n  rank {} {} on its own too", other.rank, other.ended)?;
