@@ -75,7 +75,7 @@ impl Shared {
 
 /// A call, until this is dropped.
 #[must_use = "the call is watched for as long as this lives"]
-pub(super) struct Entered<'a>(Option<(&'a Shared, u64)>);
+pub(crate) struct Entered<'a>(Option<(&'a Shared, u64)>);
 
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
@@ -119,7 +119,7 @@ impl Watch {
         }
     }
 
-    pub(super) fn enter(&self, group: &Arc<str>, op: &'static str, sequence: u64) -> Entered<'_> {
+    pub(crate) fn enter(&self, group: &Arc<str>, op: &'static str, sequence: u64) -> Entered<'_> {
         let call = LoggedCall::now(op, sequence);
         let mut calls = self.shared.lock();
         calls.next += 1;

@@ -77,10 +77,7 @@ pub(super) fn connect(
     if let Some(log) = &mut log {
         log.end(&logged);
     }
-    let rank_0 = match ranks.rank {
-        0 => None,
-        _ => PeerProcess::decode(&String::from_utf8_lossy(&store.get(RANK_0)?)),
-    };
+    let rank_0 = process_of_rank_0(&store, ranks)?;
     let compares_calls = store.check(&[DEBUG])?;
     let options =
         GlooOptions { timeout, interface: interface(&meeting_point, ranks, lookup), ..GlooOptions::default() };
@@ -94,12 +91,24 @@ pub(super) fn connect(
     };
     let members = Members::all(ranks.rank, ranks.world_size);
     let watch = Watch::start(&store, members.clone(), meeting.notice, timeout, log)?;
-    let group = Group::new(connect, &store, options, members)?.watched(watch).with_rank_0(rank_0);
+    // A rank that cannot reach the others keeps them waiting here.
+    let connecting = watch.enter(&logged, RENDEZVOUS, 1);
+    let group = Group::new(connect, &store, options, members)?;
+    drop(connecting);
+    let group = group.watched(watch).with_rank_0(rank_0);
     if device == Device::Cpu {
         group.look_for_peers()?;
     }
     kept.0 = None;
     Ok(if compares_calls { group.comparing_calls() } else { group })
+}
+
+/// Which process rank 0 is, for the others.
+fn process_of_rank_0(store: &Store, ranks: &RankVariables) -> Result<Option<PeerProcess>> {
+    match ranks.rank {
+        0 => Ok(None),
+        _ => Ok(PeerProcess::decode(&String::from_utf8_lossy(&store.get(RANK_0)?))),
+    }
 }
 
 /// The store that rank 0 keeps for all, which stays for a moment where rank 0 fails: with the store the others fail as well, and who
