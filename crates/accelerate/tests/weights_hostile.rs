@@ -316,5 +316,5 @@ fn a_tensor_that_no_safetensors_file_can_have_is_refused_before_anything_is_writ
     let error = save_file(&state, &path).unwrap_err();
     assert!(error.is_weights() && error.to_string().contains("__metadata__"), "{error}");
     assert!(fs::read_dir(folder.path()).unwrap().next().is_none());
-    save_file(&state, &folder.path().join("model.bin")).unwrap();
+    save_file(&state, folder.path().join("model.bin")).unwrap();
 }

@@ -255,10 +255,10 @@ mod tests {
         let (sent, own) = (first.blocks_of(&tensors[0]).unwrap(), second.blocks_of(&tensors[1]).unwrap());
         first.send(&sent, 1, block).unwrap();
         // As if both had mapped it.
-        let _ = second.buffers[0].shallow_clone().copy_(&first.buffers[0]);
+        second.buffers[0].shallow_clone().copy_(&first.buffers[0]);
         assert_eq!(second.contribution(&own, 0, block).unwrap(), sent.block(1, block).unwrap());
         second.send(&own, 1, block).unwrap();
-        let _ = first.buffers[1].shallow_clone().copy_(&second.buffers[1]);
+        first.buffers[1].shallow_clone().copy_(&second.buffers[1]);
         let place = first.blocks_of(&theirs).unwrap();
         first.receive(&place, 1, block).unwrap();
         assert_eq!(place.block(1, block).unwrap(), own.block(1, block).unwrap());
