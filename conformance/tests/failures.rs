@@ -127,6 +127,22 @@ fn rank_zero_that_cannot_join_the_group_is_named_and_not_one_that_lost_it() {
     }
 }
 
+#[test]
+fn a_rank_that_waits_to_be_connected_is_told_of() {
+    let mut ranks = start_with(2, |rank| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_conformance"));
+        command.arg("absent_rank").env("ACCELERATE_PROCESS_GROUP_WAITING_NOTICE", "0.5");
+        if rank == 1 {
+            command.env("GLOO_SOCKET_IFNAME", "nowhere");
+        }
+        command
+    });
+    let failed = said(&end(ranks.pop().unwrap()));
+    assert!(failed.contains("nowhere"), "{failed}");
+    let waited = said(&end(ranks.pop().unwrap()));
+    assert!(waited.contains("rank 0 is in init_process_group"), "{waited}");
+}
+
 /// Their deadline is half an hour away.
 #[test]
 fn a_rank_that_ends_well_before_it_meets_the_others_is_named_soon() {

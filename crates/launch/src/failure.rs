@@ -372,12 +372,12 @@ impl fmt::Display for Failure {
         for other in self.others.iter().filter(|other| other.was_told_to && other.ended.lives_on()) {
             write!(f, "\n  rank {} {}", other.rank, other.ended)?;
         }
-        // Whether they failed before they heard of it, or because of it, nobody knows.
+        // They may have failed before they were told to end.
         for alike in by_themselves.chunk_by(|one, next| one.ended == next.ended) {
             let ranks: Vec<_> = alike.iter().map(|other| other.rank).collect();
             let (ended, numbers) = (&alike[0].ended, number_ranges(&ranks));
             let subject = if ranks.len() == 1 { "rank" } else { "ranks" };
-            write!(f, "\n  {subject} {numbers} {ended}, told to end by the launcher")?;
+            write!(f, "\n  {subject} {numbers} had been told to end, and {ended}")?;
         }
         match told[..] {
             [] => Ok(()),
@@ -469,7 +469,7 @@ mod tests {
             "rank 1 (process 4711) exited with code 3 after 12.3 s\n  \
                rank 2 exited with code 1 on its own too\n  \
                rank 0 had ended before, with code 0\n  \
-               ranks 4-5 exited with code 6, told to end by the launcher\n  \
+               ranks 4-5 had been told to end, and exited with code 6\n  \
                ranks 3, 6 were running and have been ended by the launcher"
         );
     }

@@ -6,9 +6,12 @@
 //! turn `n` of a call, a rank sends its block `n`, reduces its block `n - LEAD` and receives the blocks `n - 2 * LEAD`. So ranks need not
 //! be in step, and a block stays in the caches from its first step to its last.
 //!
-//! A staging buffer has a few slots for each part, which blocks use in turn. Nobody fills one that is still read. Whoever is in turn `n` has
-//! received block `n - 1 - 2 * LEAD` of every part, so all others have reduced it. Whoever reduces block `n` has seen that all others
-//! are in turn `n` at least, so they have received that block, too. And no rank begins a call before all have ended the one before.
+//! A staging buffer has a few slots for each part, which blocks use in turn: block `n` has the slot of block `n - SLOTS`. No rank fills a
+//! slot that another one still reads, and this is why. A rank in turn `n` has received block `n - 1 - 2 * LEAD` of every part, so all
+//! others have reduced that block: its contribution is not needed any more. A rank that reduces block `n` has seen that all others
+//! have sent it, so they are in turn `n` as well, and have received block `n - 1 - 2 * LEAD`: its result is not needed any more.
+//! `SLOTS` is more than `2 * LEAD`, so block `n - SLOTS` is that block or an earlier one. And no rank begins a call before all ranks have
+//! ended the call before it.
 //!
 //! What one processor has written last lies in its caches. Where another one has to fetch it from there across the machine, line by
 //! line, that takes several times as long as reading memory. So each rank measures how far away the others are, which is as far as it
@@ -27,10 +30,10 @@ use torch_ext::storage::{CopyMode, add_and_copy_floats, copy_bytes};
 /// Slots per part.
 const SLOTS: usize = 8;
 
-/// By how many blocks each step is ahead of the next one.
+/// How many blocks each step is ahead of the next one.
 pub(super) const LEAD: usize = 3;
 
-// So a slot is filled again only after its block is through all steps, as the head of this file says.
+// A slot is filled again only after its block is through all steps, as the head of this file says.
 const _: () = assert!(2 * LEAD < SLOTS);
 
 /// Bytes of all slots of a rank.

@@ -83,6 +83,16 @@ fn all_ranks_have_one_port_and_one_secret_that_no_command_line_shows() {
     assert!(words.lines().count() == 2 && !words.contains(secret), "{words}");
 }
 
+/// Such as by `export ACCELERATE_RUN_SECRET=$(...)` of a program that is not there.
+#[test]
+fn an_empty_secret_is_none_and_one_is_made() {
+    let mut command = Ssh::new(CONNECTS).launch_script("a:1,b:1", &["--no_prefix"], "echo ${#ACCELERATE_RUN_SECRET}");
+    command.env("ACCELERATE_RUN_SECRET", "");
+    let ended = finished(command);
+    ended.expect(0, &[]);
+    assert_eq!(ended.sorted_stdout(), ["64", "64"]);
+}
+
 /// Such as a terminal, which shows what is typed: nothing is told before an agent has greeted.
 #[test]
 fn what_repeats_its_input_does_not_get_the_secret_into_an_error() {

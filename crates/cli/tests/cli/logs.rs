@@ -68,7 +68,7 @@ fn a_folder_without_tee_holds_what_programs_write_there() {
     let log_dir = folder.path().to_str().unwrap();
     let script = "echo '{}' >$TORCHELASTIC_ERROR_FILE; echo out";
     let ended = finished(launch_script(1, &["--log_dir", log_dir], script));
-    assert_eq!(ended.stdout, "out\n");
+    assert_eq!((ended.stdout.as_str(), ended.stderr.as_str()), ("out\n", ""), "no output is said to be there");
     assert_eq!(files(folder.path()), [("0/error.json".to_owned(), "{}\n".to_owned())]);
 }
 

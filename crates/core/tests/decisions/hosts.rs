@@ -45,6 +45,7 @@ fn what_hosts_says(#[case] text: &str, #[case] expected: &str) {
 #[case::word("a:four", "from 1 to")]
 #[case::twice("a:1,b:1,a:2", "host a is there twice")]
 #[case::twice_with_another_user("me@a:1,a:2", "host a is there twice")]
+#[case::twice_in_other_letters("Node1:1,node1:2", "host node1 is there twice")]
 #[case::only_a_bracket("[", "is no host")]
 #[case::zone_without_address("%eth0:1", "is no host")]
 fn what_is_no_list_of_hosts(#[case] text: &str, #[case] words: &str) {

@@ -1,4 +1,4 @@
-//! Calls in which the numbers of all ranks become one.
+//! Reductions: calls that combine the tensors of all ranks.
 
 use super::{DONE, Running, Step, num_bytes};
 use crate::error::Error;
@@ -31,25 +31,25 @@ impl Running<'_> {
     pub(super) fn reduce_small(&mut self, own: &Tensor, add: Add) -> Step {
         let calls = self.calls;
         let (rank, world_size) = (calls.rank, calls.peers.len());
-        let mut versions = self.room(world_size, own)?;
+        let mut inputs = self.room(world_size, own)?;
         for rank in calls.others() {
-            self.read(rank, 0, &versions[rank])?;
+            self.read(rank, 0, &inputs[rank])?;
         }
         self.leave()?;
         if world_size == 2 {
             add.scale(own)?;
-            add.scale(&versions[1 - rank])?;
-            return add.combine(own, &versions[1 - rank]);
+            add.scale(&inputs[1 - rank])?;
+            return add.combine(own, &inputs[1 - rank]);
         }
-        versions[rank].f_copy_(own)?;
-        versions.iter().try_for_each(|version| add.scale(version))?;
+        inputs[rank].f_copy_(own)?;
+        inputs.iter().try_for_each(|input| add.scale(input))?;
         for (owner, part) in ring::parts(own.numel(), own.f_kind()?.elt_size_in_bytes(), world_size).iter().enumerate()
         {
             let of = |tensor: &Tensor| tensor.f_narrow(0, part.start as i64, part.len() as i64);
             let mut ranks = ring::order(owner, world_size);
-            let sum = of(&versions[ranks.next().unwrap_or(owner)])?;
+            let sum = of(&inputs[ranks.next().unwrap_or(owner)])?;
             for next in ranks {
-                add.combine(&sum, &of(&versions[next])?)?;
+                add.combine(&sum, &of(&inputs[next])?)?;
             }
             of(own)?.f_copy_(&sum)?;
         }
@@ -133,7 +133,7 @@ impl Running<'_> {
         for start in (0..shard.numel()).step_by(BLOCK_BYTES / element_bytes) {
             let numel = (BLOCK_BYTES / element_bytes).min(shard.numel() - start);
             let mut sum = shard.f_narrow(0, start as i64, numel as i64)?;
-            let version = self.room(1, &sum)?.swap_remove(0);
+            let input = self.room(1, &sum)?.swap_remove(0);
             for rank in 0..calls.peers.len() {
                 let own =
                     (rank == calls.rank).then(|| rows.f_narrow(0, (row + start) as i64, numel as i64)).transpose()?;
@@ -142,8 +142,8 @@ impl Running<'_> {
                     (0, None) => self.read(rank, (row + start) * element_bytes, &sum)?,
                     (_, Some(own)) => add.combine(&sum, &own)?,
                     (_, None) => {
-                        self.read(rank, (row + start) * element_bytes, &version)?;
-                        add.combine(&sum, &version)?;
+                        self.read(rank, (row + start) * element_bytes, &input)?;
+                        add.combine(&sum, &input)?;
                     }
                 }
             }
@@ -152,7 +152,7 @@ impl Running<'_> {
     }
 }
 
-/// How versions become one.
+/// How two tensors are combined.
 #[derive(Clone, Copy)]
 pub(super) struct Add {
     pub(super) op: torch_ext::ReduceOp,
@@ -160,20 +160,20 @@ pub(super) struct Add {
 }
 
 impl Add {
-    fn scale(self, version: &Tensor) -> Step {
+    fn scale(self, input: &Tensor) -> Step {
         if let Some(factor) = self.factor {
-            scalar::mul_(version, factor)?;
+            scalar::mul_(input, factor)?;
         }
         Ok(())
     }
 
-    fn combine(self, result: &Tensor, version: &Tensor) -> Step {
+    fn combine(self, result: &Tensor, input: &Tensor) -> Step {
         match self.op {
-            torch_ext::ReduceOp::Max => drop(result.f_maximum_out(result, version)?),
-            torch_ext::ReduceOp::Min => drop(result.f_minimum_out(result, version)?),
+            torch_ext::ReduceOp::Max => drop(result.f_maximum_out(result, input)?),
+            torch_ext::ReduceOp::Min => drop(result.f_minimum_out(result, input)?),
             // The only other one of a group; a sum of `Bool` is its maximum.
-            _ if result.f_kind()? == Kind::Bool => drop(result.f_logical_or_out(result, version)?),
-            _ => drop(result.shallow_clone().f_add_(version)?),
+            _ if result.f_kind()? == Kind::Bool => drop(result.f_logical_or_out(result, input)?),
+            _ => drop(result.shallow_clone().f_add_(input)?),
         }
         Ok(())
     }
