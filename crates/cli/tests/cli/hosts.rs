@@ -86,7 +86,8 @@ fn all_ranks_have_one_port_and_one_secret_that_no_command_line_shows() {
 /// Such as by `export ACCELERATE_RUN_SECRET=$(...)` of a program that is not there.
 #[test]
 fn an_empty_secret_is_none_and_one_is_made() {
-    let mut command = Ssh::new(CONNECTS).launch_script("a:1,b:1", &["--no_prefix"], "echo ${#ACCELERATE_RUN_SECRET}");
+    let ssh = Ssh::new(CONNECTS);
+    let mut command = ssh.launch_script("a:1,b:1", &["--no_prefix"], "echo ${#ACCELERATE_RUN_SECRET}");
     command.env("ACCELERATE_RUN_SECRET", "");
     let ended = finished(command);
     ended.expect(0, &[]);
