@@ -1,8 +1,11 @@
 //! Kubernetes: a launch on several machines as a manifest. Each pod runs one `accelerate launch`.
 
+mod image;
+
 use crate::Result;
 use crate::environment::JOB_SET_RESTARTS_VARIABLE;
 use crate::error::environment::EnvironmentErrorKind as Kind;
+use crate::settings::shortened;
 use crate::yaml::yaml;
 use serde_json::{Map, Value, json};
 
@@ -53,21 +56,24 @@ const LONGEST_WORD_BYTES: usize = 65_536;
 const LONGEST_IMAGE_BYTES: usize = 500;
 
 impl ClusterJob {
-    /// Would a cluster take the manifest? The limits are those of the schema of a TrainJob (`trainjob_types.go` of Kubeflow Trainer); a
-    /// JobSet has none.
+    /// Would a cluster take the manifest, and find the image by its name? The limits are those of the schema of a TrainJob
+    /// (`trainjob_types.go` of Kubeflow Trainer); a JobSet has none.
     ///
     /// # Errors
     ///
-    /// [`Error::is_environment`](crate::Error::is_environment): more than 128 words or variables, a word of more than 65536 bytes, or a
-    /// name of an image of more than 500.
+    /// [`Error::is_environment`](crate::Error::is_environment): a text that cannot be the name of an image; in a TrainJob more than 128
+    /// words or variables, a word of more than 65536 bytes, or a name of an image of more than 500.
     ///
     /// ```
     /// use accelerate_core::kubernetes::{ClusterJob, Manifest};
-    /// let job = ClusterJob { words: vec!["x".to_owned(); 200], ..Default::default() };
+    /// let job = ClusterJob { image: "train:1".to_owned(), words: vec!["x".to_owned(); 200], ..Default::default() };
     /// assert!(job.check(Manifest::JobSet).is_ok());
     /// assert!(job.check(Manifest::TrainJob).unwrap_err().to_string().contains("may have 128"));
     /// ```
     pub fn check(&self, kind: Manifest) -> Result<()> {
+        if !image::is_image(&self.image) {
+            return Err(Kind::Image { found: shortened(&self.image) }.into());
+        }
         if kind == Manifest::JobSet {
             return Ok(());
         }

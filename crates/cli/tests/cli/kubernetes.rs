@@ -122,6 +122,9 @@ fn settings_of_the_launcher_are_flags_of_the_pods_and_the_file_is_not() {
 #[case(&["--emit", "trainjob", "--image", "x", "--requeue"], "--requeue has no place in a TrainJob")]
 #[case(&["--emit", "trainjob", "--image", "x", "--max_restarts", "1"], "--max_restarts has no place in a TrainJob")]
 #[case(&["--emit", "kubernetes", "--image", "x", "--nodes", "3", "--nnodes", "2:3"], "min_machines is 2, but the pods")]
+#[case(&["--emit", "kubernetes", "--image", "x y"], "--image is \"x y\", but must be the name of an image, such as")]
+#[case(&["--emit", "trainjob", "--image", "x y"], "--image is \"x y\", but must be the name of an image, such as")]
+#[case(&["--emit", "kubernetes", "--image", ""], "--image is \"\", but must be the name of an image")]
 #[case(&["--emit", "slurm", "--image", "x"], "--image is for Kubernetes")]
 #[case(&["--image", "x"], "--image is about a job of a cluster")]
 fn what_a_manifest_cannot_say_is_refused(#[case] flags: &[&str], #[case] words: &str) {

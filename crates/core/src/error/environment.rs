@@ -57,6 +57,11 @@ pub(crate) enum EnvironmentErrorKind {
     #[error("{flag} {value:?} cannot stand in a batch script; wanted: {wanted}")]
     BatchValue { flag: &'static str, value: String, wanted: &'static str },
     #[error(
+        "--image is {found:?}, but must be the name of an image, such as registry.example/team/train:1 or train@sha256:...: without \
+         spaces, without https://, and in lower case before the tag"
+    )]
+    Image { found: String },
+    #[error(
         "the job would have {found} {what}, and a TrainJob may have {most}; put them into a file or a script of the image, or use \
          --emit kubernetes"
     )]
