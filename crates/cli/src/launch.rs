@@ -4,12 +4,14 @@ mod arguments;
 pub(crate) mod dry_run;
 pub(crate) mod help;
 pub(crate) mod hosts;
+mod over;
 mod place;
 mod slurm;
 
 use std::error::Error;
 use std::ffi::OsString;
 use std::process::ExitCode;
+use std::time::SystemTime;
 
 use accelerate_core::config::{Lookup, RunConfig, misspelt_variables, settings};
 use accelerate_core::files::{ShownPath, in_one_line};
@@ -34,13 +36,21 @@ pub(crate) fn run(arguments: Arguments, words: &[OsString]) -> Result<ExitCode, 
     let (is_quiet, has_prefix) = (arguments.quiet, !arguments.no_prefix);
     let preflight = if arguments.no_preflight { Preflight::None } else { Preflight::Full };
     let resolved = check_working_folder().and_then(|()| resolved(&arguments, &config_file::variable));
-    let (resolved, place) = match resolved.and_then(|resolved| placed(resolved, &arguments.cluster)) {
+    let found = resolved.and_then(|resolved| {
+        let over = over::check(&resolved.run, SystemTime::now(), &config_file::variable)?;
+        let (resolved, place) = placed(resolved, &arguments.cluster)?;
+        Ok((resolved, place, over))
+    });
+    let (resolved, place, over) = match found {
         Ok(found) => found,
         Err(error) => {
             crate::print_error(SPEAKER, error.as_ref(), &error.to_string());
             return Ok(ExitCode::from(2));
         }
     };
+    for notice in over.iter().filter(|_| !is_quiet) {
+        crate::print_message(&format!("{SPEAKER}: {notice}"));
+    }
     if arguments.cluster.is_asked() {
         return slurm::run(&arguments.cluster, &resolved, words, &arguments.program, is_quiet);
     }

@@ -69,9 +69,9 @@ pub use quantization::{BnbQuantizationConfig, QuantStorage, QuantType, Quantizat
 pub use questions::{Answers, Choice, Form, MachineFacts, Next, Passed, Question, Questionnaire, Refused, are_numbers};
 pub use rendezvous_options::RendezvousOptions;
 pub use run_config::{
-    ConfigFile, FileFormat, Fsdp2Conversion, LaunchPlace, Lookup, Message, Overridden, PartialRunConfig, RunConfig,
-    Sources, changed_lines, default_config_files, hugging_face_home, is_in_files_of_reference, misspelt_variables,
-    settings,
+    ConfigFile, FileFormat, Fsdp2Conversion, LaunchPlace, Lookup, Message, Overridden, PartialRunConfig, PassedEnd,
+    RunConfig, Sources, changed_lines, default_config_files, hugging_face_home, is_in_files_of_reference,
+    misspelt_variables, settings,
 };
 pub use tee::{Streams, Tee};
 pub use torch_dynamo::{Compilation, DynamoBackend, DynamoMode, DynamoSettings, TorchDynamoPlugin};

@@ -5,11 +5,13 @@
 //! process managers with PMI), Slurm's, and the one variable of PMIx. Nothing here reads the real environment: a lookup function is
 //! passed in, so every launcher is a table in a test.
 
+mod again;
 mod around;
 mod boolean;
 mod slurm;
 mod threads;
 
+pub use again::started_again_by;
 pub use around::{InnerLaunch, LAUNCH_ID_VARIABLE, OuterWorld, outer_world, unusable_numbers};
 pub use boolean::{parse_flag, str_to_bool};
 pub use slurm::first_host;

@@ -7,7 +7,7 @@ use rstest::rstest;
 use rustix::io::ioctl_fionread;
 use rustix::process::Signal;
 
-use crate::support::{Finished, LIVE_ON, WITNESS_FILE, Witness, launch_script, obey, send};
+use crate::support::{Finished, LIVE_ON, WITNESS_FILE, Witness, accelerate, finished, launch_script, obey, send};
 
 const READY: &str = "echo ready >/dev/fd/$WITNESS";
 
@@ -184,4 +184,59 @@ fn user_signals_reach_the_program() {
     let ended = Finished::from(child.wait_with_output().unwrap());
     ended.expect(0, &[]);
     assert_eq!(ended.sorted_stdout(), ["[rank 0] saved", "[rank 1] saved"]);
+}
+
+/// The command where no job and no other launcher may start it again, whoever runs the tests.
+fn first_start() -> Command {
+    let mut command = launch_script(1, &[], "echo started");
+    let of_starters = ["ACCELERATE_LAUNCH_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_JOBID"];
+    for name in of_starters.into_iter().chain(["KUBERNETES_SERVICE_HOST", "PBS_JOBID", "LSB_JOBID"]) {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// A slip in the year, or a variable of a shell of yesterday.
+#[test]
+fn an_end_that_has_passed_is_refused() {
+    let passed = "which has passed: it is 2";
+    for form in [&["--stop_at=2020-01-31T18:00:00+01:00"][..], &["--emit", "slurm", "--stop_at", "1580490000"]] {
+        let mut command = accelerate();
+        command.arg("launch").args(form).arg("true");
+        for (name, _) in first_start().get_envs().filter(|(_, value)| value.is_none()) {
+            command.env_remove(name);
+        }
+        let refused = finished(command);
+        let flag = "stop_at is 2020-01-31T17:00:00Z (flag --stop_at), ";
+        refused.expect(2, &[&format!("{flag}{passed}"), "Z now; name a later moment, or leave it out"]);
+        assert_eq!(refused.stdout, "");
+    }
+    let mut command = first_start();
+    command.env("ACCELERATE_STOP_AT", "2020-01-31T18:00:00+01:00");
+    let refused = finished(command);
+    refused.expect(2, &["(environment variable ACCELERATE_STOP_AT), which has passed"]);
+    assert_eq!(refused.stdout, "");
+    let mut command = first_start();
+    command.env("ACCELERATE_STOP_AT", "9999-01-31T18:00:00+01:00");
+    assert_eq!(finished(command).stdout, "started\n");
+}
+
+/// A job that is queued again has the flags of its first start. With an error it would never be done.
+#[rstest]
+#[case("SLURM_JOB_ID", "")]
+#[case("PBS_JOBID", "12.server")]
+#[case("KUBERNETES_SERVICE_HOST", "10.0.0.1")]
+#[case("ACCELERATE_LAUNCH_ID", "7-a")]
+fn a_later_start_whose_end_has_passed_is_told_of_it(#[case] name: &str, #[case] value: &str) {
+    let mut command = first_start();
+    command.env("ACCELERATE_STOP_AT", "2020-01-31T18:00:00+01:00");
+    // A number of a job without the nodes of one would be an error of its own.
+    let (name, value) = if value.is_empty() { ("SLURM_JOBID", "12") } else { (name, value) };
+    command.env(name, value);
+    if name == "SLURM_JOBID" {
+        command.envs([("SLURM_JOB_NODELIST", "n1"), ("SLURM_JOB_NUM_NODES", "1"), ("SLURMD_NODENAME", "n1")]);
+    }
+    let told = finished(command);
+    told.expect(0, &["stop_at is 2020-01-31T17:00:00Z (environment", &format!("Z now; {name} says that this may be")]);
+    assert_eq!(told.stdout, "started\n");
 }
