@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::failure::{Failure, LeftBehind, StopTrouble, Survivor, signal_name};
 use crate::hosts::Problem;
 use crate::restart::Restarts;
-use limit::{Limit, log_cure};
+use limit::{LOG_DIR, Limit, TEMPORARY, log_cure, temporary_place};
 
 use accelerate_core::files::ShownPath;
 use accelerate_core::status::{RankSummary, sentences};
@@ -65,8 +65,13 @@ enum Kind {
         "{failed}, because this user may have no more {}; start fewer processes, or raise the limit ({})", limit.what(), limit.command()
     )]
     NoRoom { failed: String, rank: Option<usize>, limit: Limit, source: io::Error },
-    #[error("{} cannot be written, where --tee and --log_dir keep the output; {}", path.shown(), log_cure(source))]
+    #[error("{} cannot be written, where --tee and --log_dir keep the output; {}", path.shown(), log_cure(source, LOG_DIR))]
     LogUnwritable { path: PathBuf, source: io::Error },
+    #[error(
+        "{} cannot be written, where --tee keeps the output without --log_dir, {place}; {}",
+        path.shown(), log_cure(source, TEMPORARY)
+    )]
+    TemporaryUnwritable { path: PathBuf, place: String, source: io::Error },
     #[error("{}", failure.headline())]
     ChildFailed { failure: Failure, stopped_by: Option<i32> },
     #[error("stopped by {}{}", signal_name(*signal), without_confirmation(unconfirmed))]
@@ -139,7 +144,7 @@ impl Error {
 
     /// The folder or a file for the output of the ranks cannot be made.
     pub fn is_log_unwritable(&self) -> bool {
-        matches!(self.0.kind, Kind::LogUnwritable { .. })
+        matches!(self.0.kind, Kind::LogUnwritable { .. } | Kind::TemporaryUnwritable { .. })
     }
 
     /// A rank ended other than with code 0. [`failure`](Self::failure) has the details.
@@ -209,6 +214,7 @@ impl Error {
             | Kind::PortUnusable { .. }
             | Kind::NoRoom { .. }
             | Kind::LogUnwritable { .. }
+            | Kind::TemporaryUnwritable { .. }
             | Kind::TooSlow { .. }
             | Kind::TooTalkative { .. }
             | Kind::NotStarted { .. }
@@ -461,6 +467,12 @@ impl Error {
 
     pub(crate) fn log_unwritable(path: impl Into<PathBuf>, source: io::Error) -> Self {
         Self::new(Kind::LogUnwritable { path: path.into(), source })
+    }
+
+    /// Where nobody has named the folder for the output.
+    pub(crate) fn temporary_unwritable(path: impl Into<PathBuf>, source: io::Error) -> Self {
+        let place = temporary_place(std::env::var_os(TEMPORARY).as_deref());
+        Self::new(Kind::TemporaryUnwritable { path: path.into(), place, source })
     }
 
     pub(crate) fn too_slow(command: String, limit: Duration) -> Self {

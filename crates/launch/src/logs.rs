@@ -59,12 +59,16 @@ pub(crate) fn make_folder(config: &LaunchConfig) -> Result<Option<PathBuf>> {
         None if config.tee.any() => private_folder(&name)?,
         None => return Ok(None),
     };
+    let unwritable = |path: &Path, source| match config.log_dir {
+        Some(_) => Error::log_unwritable(path, source),
+        None => Error::temporary_unwritable(path, source),
+    };
     // Ranks may go to another folder before they write.
-    let base = std::path::absolute(&base).map_err(|source| Error::log_unwritable(&base, source))?;
+    let base = std::path::absolute(&base).map_err(|source| unwritable(&base, source))?;
     let own = base.join(name);
     let own_config = LaunchConfig { log_dir: Some(own.clone()), ..config.clone() };
     for folder in (0..config.num_local_processes()).filter_map(|local_rank| rank_folder(&own_config, local_rank)) {
-        fs::create_dir_all(&folder).map_err(|source| Error::log_unwritable(&folder, source))?;
+        fs::create_dir_all(&folder).map_err(|source| unwritable(&folder, source))?;
     }
     Ok(Some(own))
 }
@@ -76,7 +80,7 @@ fn private_folder(name: &str) -> Result<PathBuf> {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_private(&folder) => Ok(()),
         made => made,
     };
-    made.map_err(|source| Error::log_unwritable(&folder, source))?;
+    made.map_err(|source| Error::temporary_unwritable(&folder, source))?;
     Ok(folder)
 }
 

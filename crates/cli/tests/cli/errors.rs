@@ -60,6 +60,15 @@ fn checks_without_a_place_for_their_files_say_which() {
     finished(command).expect(2, &["no folder for the checks can be made in /no/such/place; set TMPDIR", "caused by: "]);
 }
 
+#[test]
+fn a_script_for_slurm_that_has_no_place_is_told_with_its_variable() {
+    let mut command = accelerate();
+    command.args(["launch", "--slurm", "true"]).env("TMPDIR", "/no/such/place");
+    let place =
+        "the script of the job cannot be written to /no/such/place, from where sbatch would read it; set TMPDIR";
+    finished(command).expect(1, &[place, "caused by: "]);
+}
+
 /// A named file that cannot be read is an error, after a report of everything else.
 #[test]
 fn a_report_without_its_file_is_whole_otherwise() {

@@ -82,6 +82,16 @@ fn a_folder_for_temporary_files_is_made_where_none_is_named() {
 }
 
 #[test]
+fn a_folder_for_temporary_files_that_cannot_be_used_is_named_with_its_variable() {
+    let mut command = launch_script(2, &["--tee", "1"], SAY);
+    command.env("TMPDIR", "/proc/nowhere");
+    let ended = finished(command);
+    let cure = "name a folder for TMPDIR or --log_dir in which this user may make files";
+    ended.expect(1, &["/proc/nowhere/accelerate_none_", ", because TMPDIR is /proc/nowhere; ", cure]);
+    assert_eq!(ended.stdout, "");
+}
+
+#[test]
 fn two_launches_do_not_share_files() {
     let folder = tempfile::tempdir().unwrap();
     for _ in 0..2 {

@@ -1,7 +1,9 @@
 //! Limits of a user and of disks, which look like faults of what meets them.
 
+use std::ffi::OsStr;
 use std::io;
 
+use accelerate_core::files::ShownPath;
 use rustix::io::Errno;
 
 /// What a user may have so many of.
@@ -37,14 +39,28 @@ impl Limit {
     }
 }
 
-/// What helps where the output cannot be kept.
-pub(super) fn log_cure(error: &io::Error) -> &'static str {
+/// What names the folder for the output.
+pub(super) const LOG_DIR: &str = "--log_dir";
+/// What does so where nothing else does.
+pub(super) const TEMPORARY: &str = "TMPDIR";
+
+/// What helps where the output cannot be kept: another folder, which `name` has to say.
+pub(super) fn log_cure(error: &io::Error, name: &str) -> String {
+    let name = if name == LOG_DIR { name.to_owned() } else { format!("{name} or {LOG_DIR}") };
     match (error.kind(), Limit::of(error)) {
         (io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded, _) => {
-            "there is no space left: free some, or name a folder for --log_dir where there is"
+            format!("there is no space left: free some, or name a folder for {name} where there is")
         }
-        (_, Some(Limit::OpenFiles)) => "start fewer processes, or raise the limit of open files (ulimit -n)",
-        _ => "name a folder for --log_dir in which this user may make files",
+        (_, Some(Limit::OpenFiles)) => "start fewer processes, or raise the limit of open files (ulimit -n)".to_owned(),
+        _ => format!("name a folder for {name} in which this user may make files"),
+    }
+}
+
+/// Why the folder is where it is, by what the variable says.
+pub(super) fn temporary_place(said: Option<&OsStr>) -> String {
+    match said {
+        Some(folder) => format!("because {TEMPORARY} is {}", folder.shown()),
+        None => format!("because {TEMPORARY} is not set"),
     }
 }
 
@@ -82,12 +98,20 @@ mod tests {
     }
 
     #[rstest]
-    #[case(Errno::NOSPC, "there is no space left")]
+    #[case(Errno::NOSPC, "there is no space left: free some, or name a folder for NAME where there is")]
     #[case(Errno::DQUOT, "there is no space left")]
     #[case(Errno::MFILE, "ulimit -n")]
-    #[case(Errno::ACCESS, "in which this user may make files")]
+    #[case(Errno::ACCESS, "name a folder for NAME in which this user may make files")]
     fn what_helps_where_output_cannot_be_kept_depends_on_the_cause(#[case] errno: Errno, #[case] words: &str) {
         let text = Error::log_unwritable("logs", os(errno)).to_string();
-        assert!(text.contains(words), "{text}");
+        assert!(text.contains(&words.replace("NAME", "--log_dir")), "{text}");
+        let text = Error::temporary_unwritable("logs", os(errno)).to_string();
+        assert!(text.contains(&words.replace("NAME", "TMPDIR or --log_dir")), "{text}");
+    }
+
+    #[test]
+    fn where_temporary_files_are_is_told_with_who_says_so() {
+        assert_eq!(temporary_place(Some("/nowhere".as_ref())), "because TMPDIR is /nowhere");
+        assert_eq!(temporary_place(None), "because TMPDIR is not set");
     }
 }

@@ -1,9 +1,10 @@
 //! Slurm's own commands: what they are asked, and what they say.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::{Command, Output};
 
-use accelerate_core::files::in_one_line;
+use accelerate_core::files::{ShownPath, in_one_line};
 use accelerate_core::slurm::Job;
 use accelerate_launch::{Limits, ask};
 
@@ -23,8 +24,11 @@ pub(super) enum SlurmError {
     Refused { answer: String },
     #[error("{tool} has failed: {answer}")]
     Failed { tool: &'static str, answer: String },
-    #[error("the script of the job cannot be handed to sbatch")]
-    Script { source: std::io::Error },
+    #[error(
+        "the script of the job cannot be written to {}, from where sbatch would read it; set TMPDIR to a folder in which this user \
+         may make files", place.shown()
+    )]
+    Script { place: PathBuf, source: std::io::Error },
     #[error("Slurm does not know job {job} any more, so how it has ended is unknown; `sacct --jobs {job}` may tell")]
     Forgotten { job: String },
 }
@@ -42,7 +46,7 @@ impl SlurmError {
 /// Submits the script, and returns the number of the job.
 pub(super) fn submit(script: &str) -> Result<String, SlurmError> {
     let written = tempfile::NamedTempFile::new().and_then(|mut file| file.write_all(script.as_bytes()).map(|()| file));
-    let file = written.map_err(|source| SlurmError::Script { source })?;
+    let file = written.map_err(|source| SlurmError::Script { place: std::env::temp_dir(), source })?;
     let output =
         asked("sbatch", Command::new("sbatch").arg("--parsable").arg(file.path())).map_err(|error| match error {
             // It may have handed the job over.
