@@ -159,7 +159,7 @@ impl TypedValueParser for SettingParser {
         if self.0.is_value(&text) {
             return Ok(text);
         }
-        let message = format!("--{flag} is {:?}, but must be {}\n", shortened(&text), self.0.wanted());
+        let message = format!("--{flag} is {:?}, but must be {}\n", shortened(&text), self.0.wanted_for(&text));
         Err(clap::Error::raw(ErrorKind::ValueValidation, message).with_cmd(command))
     }
 

@@ -55,6 +55,7 @@ pub struct Declaration {
     pub(crate) is_own_key: bool,
     pub(crate) is_for_python: bool,
     pub(crate) least: Option<u64>,
+    pub(crate) most: Option<u64>,
     pub(crate) standing: Standing,
     pub(crate) harmless: &'static [&'static str],
     pub(crate) silent: &'static [&'static str],
@@ -78,6 +79,7 @@ pub(crate) const fn setting() -> Declaration {
         is_own_key: false,
         is_for_python: false,
         least: None,
+        most: None,
         standing: Standing::Honoured,
         harmless: &[],
         silent: &[],
@@ -156,6 +158,12 @@ impl Declaration {
     /// The least number that is possible.
     pub(crate) const fn at_least(mut self, least: u64) -> Self {
         self.least = Some(least);
+        self
+    }
+
+    /// The largest number that is possible, where the type of the setting would hold a larger one.
+    pub(crate) const fn at_most(mut self, most: u64) -> Self {
+        self.most = Some(most);
         self
     }
 

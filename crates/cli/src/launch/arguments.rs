@@ -187,7 +187,7 @@ fn seconds(text: &str) -> Result<Duration, String> {
     let number: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
     const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
     let duration = Duration::try_from_secs_f64(number).ok().filter(|duration| *duration <= YEAR);
-    duration.ok_or_else(|| format!("{text} seconds are negative or more than a year"))
+    duration.ok_or_else(|| format!("it must be a number of seconds from 0 to {}, which is a year", YEAR.as_secs()))
 }
 
 #[cfg(test)]
@@ -256,8 +256,40 @@ mod tests {
     #[case("--tee 4 train", "--tee is \"4\", but must be 0 (none), 1")]
     #[case("--json train", "--dry_run")]
     #[case("--mixed_precision fp64 train", "fp64")]
+    #[case(
+        "--max_restarts 99999999999999999999 train",
+        "\"99999999999999999999\", but must be a whole number from 0 to 1844"
+    )]
+    #[case("--machine_rank +99999999999999999999 train", "but must be a whole number from 0 to 18446744073709551615")]
+    #[case(
+        "--num_machines 1048577 train",
+        "--num_machines is \"1048577\", but must be a whole number from 1 to 1048576"
+    )]
+    #[case(
+        "--min_machines 1048577 train",
+        "--min_machines is \"1048577\", but must be a whole number from 1 to 1048576"
+    )]
+    #[case(
+        "--nnodes 99999999999999999999 train",
+        "'--nnodes <N or MIN:MAX>': it must be a number of machines from 1 to 1048576"
+    )]
+    #[case("--nnodes 1:1048577 train", "invalid value '1:1048577' for '--nnodes <N or MIN:MAX>'")]
+    #[case("--nodes 99999999999999999999 train", "'--nodes <N>': it must be a whole number from 1 to 4294967295")]
+    #[case("--gpus_per_node 4294967296 train", "'--gpus_per_node <N>': it must be a whole number from 1 to 4294967295")]
+    #[case(
+        "--connection_timeout 1e30 train",
+        "\"1e30\", but must be a number of seconds from 0 to 18446744073709551615"
+    )]
+    #[case("--max_restarts 1.5 train", "\"1.5\", but must be a whole number of at least 0")]
     #[case("--main_process_port 70000 train", "\"70000\", but must be a whole number from 0 to 65535")]
-    #[case("--grace_period -1 train", "-1")]
+    #[case(
+        "--grace_period -1 train",
+        "'-1' for '--grace_period <SECONDS>': it must be a number of seconds from 0 to 31536000"
+    )]
+    #[case(
+        "--grace_period 1e10 train",
+        "'1e10' for '--grace_period <SECONDS>': it must be a number of seconds from 0 to 31536000"
+    )]
     #[case("--log_dir=-1 --tee -1 train", "--tee is \"-1\", but must be 0 (none), 1")]
     #[case("--zero_stage -1 train", "--zero_stage is \"-1\", but must be one of 0, 1, 2, 3")]
     #[case("-1 train", "unexpected argument '-1' found")]

@@ -33,11 +33,11 @@ pub(super) struct ClusterFlags {
     slurm: bool,
 
     /// How many machines the job gets. Default: --num_machines.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = count)]
     nodes: Option<u32>,
 
     /// How many GPUs each machine of the job has to have; each gets a process.
-    #[arg(long = "gpus_per_node", alias = "gpus-per-node", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long = "gpus_per_node", alias = "gpus-per-node", value_name = "N", value_parser = count)]
     gpus_per_node: Option<u32>,
 
     /// The longest time that the job may take, as sbatch reads it: 30 (minutes), 1:00:00, 2-12.
@@ -68,6 +68,12 @@ pub(super) struct ClusterFlags {
     /// With --emit kubernetes or trainjob: the image of the containers, in which accelerate and the program are.
     #[arg(long, value_name = "NAME")]
     image: Option<String>,
+}
+
+/// A number of things that a job gets.
+fn count(text: &str) -> Result<u32, String> {
+    let number = text.parse().ok().filter(|number| *number >= 1);
+    number.ok_or_else(|| format!("it must be a whole number from 1 to {}", u32::MAX))
 }
 
 /// A text for a cluster.

@@ -69,7 +69,14 @@ fn what_is_no_file_is_refused_at_once() {
 
 #[test]
 fn more_processes_than_a_machine_holds_are_refused() {
-    for (number, words) in [("1000000000", "more than the 1048576"), ("1000000", "more than the 4096")] {
+    for (number, words) in [
+        (
+            "99999999999999999999",
+            "--num_processes is \"99999999999999999999\", but must be a whole number from 1 to 1048576",
+        ),
+        ("1048577", "--num_processes is \"1048577\", but must be a whole number from 1 to 1048576"),
+        ("1048576", "more than the 4096"),
+    ] {
         let mut command = accelerate();
         command.args(["launch", "--num_processes", number, "true"]);
         finished(command).expect(2, &[words]);

@@ -2,6 +2,7 @@
 
 use super::process_group::{duration_of_seconds, seconds_of_duration};
 use super::{MixedPrecision, RendezvousOptions, Tee};
+use crate::environment::MAX_WORLD_SIZE;
 use crate::names::{ComputeEnvironment, DistributedType, LogLevel};
 use crate::settings::SettingValue;
 use crate::settings::record::record;
@@ -47,10 +48,10 @@ record! {
         ///
         /// Without it: one per NVIDIA GPU that CUDA_VISIBLE_DEVICES leaves visible; one if there is none, with --cpu, or with the
         /// distributed_type NO. At most 4096 on one machine, and 1048576 in all.
-        num_processes: usize => setting().launcher().flag("num_processes").at_least(1).reference_default("-1")
-            .silent(&["-1"]);
+        num_processes: usize => setting().launcher().flag("num_processes").at_least(1).at_most(MAX_WORLD_SIZE as u64)
+            .reference_default("-1").silent(&["-1"]);
         /// Number of machines. Run the same command on each, with its own --machine_rank, or once with --hosts.
-        num_machines: usize = 1 => setting().launcher().flag("num_machines").at_least(1);
+        num_machines: usize = 1 => setting().launcher().flag("num_machines").at_least(1).at_most(MAX_WORLD_SIZE as u64);
         /// The machines to start on by ssh, each with its number of processes: node1:4,node2:2.
         ///
         /// One command here starts all of them. Without a number, a machine gets an equal share of --num_processes, or one process
@@ -63,7 +64,8 @@ record! {
         ///
         /// A machine that is left out takes its processes with it: those of the others keep their numbers on each machine, and are
         /// ranked anew. Each restart tries all machines again. Default: all of them.
-        min_machines: usize => setting().own_key().launcher().flag("min_machines").at_least(1);
+        min_machines: usize => setting().own_key().launcher().flag("min_machines").at_least(1)
+            .at_most(MAX_WORLD_SIZE as u64);
         /// The command that logs in to a machine of --hosts: the host and a command for a shell there are appended.
         ssh_command: String = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=10".to_owned() => setting()
             .own_key().launcher().flag("ssh_command");

@@ -231,7 +231,7 @@ impl Questionnaire {
             (Form::Text { .. }, text) => text.to_owned(),
         };
         if let Some(setting) = row.setting().filter(|setting| !value.is_empty() && !setting.is_value(&value)) {
-            return Err(wrong(setting.wanted()));
+            return Err(wrong(setting.wanted_for(&value)));
         }
         let known = self.known(answers);
         if let Some(why) = (row.refuses)(&known, &value) {

@@ -87,7 +87,7 @@ macro_rules! records {
             /// Says what `text` writes down; `false` if it is no value of the setting.
             pub(crate) fn say(&mut self, setting: &Setting, text: &str) -> bool {
                 $( if let Some(setting) = find::<$record>(setting) {
-                    return self.$field.say(setting, text) && setting.is_large_enough(text);
+                    return self.$field.say(setting, text) && setting.is_in_range(text);
                 } )+
                 false
             }

@@ -24,10 +24,9 @@ pub(crate) fn read<R: Record>(lookup: &dyn Fn(&str) -> Option<String>) -> Result
         else {
             continue;
         };
-        if !record.say(setting, &text) || !setting.is_large_enough(&text) {
-            return Err(
-                Kind::Variable { name, found: super::document::shortened(&text), wanted: setting.wanted() }.into()
-            );
+        if !record.say(setting, &text) || !setting.is_in_range(&text) {
+            let wanted = setting.wanted_for(&text);
+            return Err(Kind::Variable { name, found: super::document::shortened(&text), wanted }.into());
         }
         said.push((setting, Origin::Environment(name)));
     }

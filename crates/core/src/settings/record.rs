@@ -39,7 +39,7 @@ impl Setting {
 
     /// Is this text a value of the setting?
     pub fn is_value(&self, text: &str) -> bool {
-        (self.reads)(text) && self.is_large_enough(text)
+        (self.reads)(text) && self.is_in_range(text)
     }
 
     /// The environment variable that says it; `None` where only code can.
@@ -159,12 +159,27 @@ impl Setting {
         self.declaration.is_object_too || matches!(self.kind, ValueKind::Object | ValueKind::OffloadTarget)
     }
 
-    /// Is the number that this text writes down large enough?
-    pub(crate) fn is_large_enough(&self, text: &str) -> bool {
-        match (self.declaration.least, text.trim().parse::<u64>()) {
-            (Some(least), Ok(number)) => number >= least,
-            _ => true,
-        }
+    /// [`wanted`](Self::wanted) in the place of `found`, which is no value: if it is too large, with the largest number that is
+    /// possible.
+    ///
+    /// ```
+    /// use accelerate_core::config::settings;
+    /// let max_restarts = settings().find(|setting| setting.path == "max_restarts").unwrap();
+    /// assert_eq!(max_restarts.wanted_for("-1"), "a whole number of at least 0");
+    /// assert_eq!(max_restarts.wanted_for("99999999999999999999"), "a whole number from 0 to 18446744073709551615");
+    /// ```
+    pub fn wanted_for(&self, found: &str) -> String {
+        let (least, most) = (self.declaration.least.unwrap_or(0), self.declaration.most.unwrap_or(u64::MAX));
+        self.kind.wanted_instead_of(found, least, most).unwrap_or_else(|| self.wanted())
+    }
+
+    /// Is the number that this text writes down neither too small nor too large?
+    pub(crate) fn is_in_range(&self, text: &str) -> bool {
+        let (least, most) = (self.declaration.least, self.declaration.most);
+        text.trim()
+            .parse::<u64>()
+            .ok()
+            .is_none_or(|number| least.is_none_or(|least| number >= least) && most.is_none_or(|most| number <= most))
     }
 }
 

@@ -89,6 +89,26 @@ impl ValueKind {
         }
     }
 
+    /// The same in the place of a number that is larger than all that are possible; `None` of any other text.
+    pub(crate) fn wanted_instead_of(self, found: &str, least: u64, most: u64) -> Option<String> {
+        let found = found.trim();
+        match self {
+            Self::Integer { most: of_type } => {
+                let most = most.min(of_type);
+                let digits = found.strip_prefix('+').unwrap_or(found);
+                let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+                let is_too_large = digits.parse::<u64>().ok().is_none_or(|number| number > most);
+                (is_number && is_too_large).then(|| format!("a whole number from {least} to {most}"))
+            }
+            Self::Seconds => {
+                let is_too_large = found.parse::<f64>().is_ok_and(|seconds| seconds >= u64::MAX as f64);
+                is_too_large.then(|| format!("a number of seconds from 0 to {}", u64::MAX))
+            }
+            Self::Auto(kind) => Some(format!("auto, or {}", kind.wanted_instead_of(found, least, most)?)),
+            _ => None,
+        }
+    }
+
     /// The word that stands for a value in help texts.
     pub const fn placeholder(self) -> &'static str {
         match self {

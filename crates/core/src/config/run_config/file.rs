@@ -192,7 +192,7 @@ impl ConfigFile {
                 position: node.position_beside(position),
                 key,
                 found,
-                wanted: setting.wanted(),
+                wanted: setting.wanted_for(&text),
             }
             .into());
         }

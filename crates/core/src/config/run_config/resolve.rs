@@ -341,7 +341,8 @@ fn read_flags(flags: Vec<(&'static Setting, String)>) -> Result<(PartialRunConfi
     for (setting, text) in flags {
         let flag = setting.flag().unwrap_or(setting.field);
         if !partial.say(setting, &text) {
-            return Err(Kind::Flag { flag: flag.to_owned(), found: shortened(&text), wanted: setting.wanted() }.into());
+            let wanted = setting.wanted_for(&text);
+            return Err(Kind::Flag { flag: flag.to_owned(), found: shortened(&text), wanted }.into());
         }
         said.push((setting, Origin::Flag(format!("--{flag}"))));
     }
