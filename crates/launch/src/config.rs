@@ -523,8 +523,20 @@ mod tests {
     #[case::one_by_one(2, 3, None, false, Some("--max_restarts 3 needs one launcher for all machines"))]
     #[case::one_by_one(2, 0, Some(1), false, Some("a range of machines, 1 to 2 (--nnodes 1:2), needs one launcher"))]
     #[case::none_left_out(2, 0, Some(2), false, None)]
-    #[case::more_than_there_are(2, 0, Some(3), true, Some("--min_machines is 3, but 2 hosts are named"))]
-    #[case::more_than_there_are(1, 0, Some(2), false, Some("--min_machines is 2 and --num_machines 1"))]
+    #[case::more_than_there_are(
+        2,
+        0,
+        Some(3),
+        true,
+        Some("--min_machines (or MIN of --nnodes MIN:MAX) is 3, but 2 hosts are named")
+    )]
+    #[case::more_than_there_are(
+        1,
+        0,
+        Some(2),
+        false,
+        Some("--min_machines (or MIN of --nnodes MIN:MAX) is 2 and --num_machines 1")
+    )]
     fn only_one_launcher_of_all_machines_restarts_them(
         #[case] num_machines: usize,
         #[case] max_restarts: usize,

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use accelerate_core::config::settings;
+use accelerate_core::environment::MAX_WORLD_SIZE;
 use accelerate_core::settings::Setting;
 use accelerate_launch::Program;
 use clap::{Arg, Args};
@@ -89,10 +90,12 @@ pub(crate) struct Arguments {
     #[arg(long = "no_preflight", alias = "no-preflight", help_heading = help::MACHINES)]
     pub(super) no_preflight: bool,
 
-    /// Number of machines in torchrun's words: N is --num_machines N, MIN:MAX is --num_machines MAX --min_machines MIN.
+    /// Number of machines, as torchrun's flag has it: all N of them, or from MIN to MAX, where some cannot take part.
     ///
-    /// A range is for machines of --hosts, of a host file or of a Slurm job, some of which can be left out then. No others join the run
-    /// later.
+    /// N is another word for --num_machines N, and MIN:MAX for --num_machines MAX --min_machines MIN. A range needs machines that are
+    /// named by --hosts, a host file or a Slurm job: the run begins when at least MIN of them can take part, and goes on, after a
+    /// restart (--max_restarts), with at least MIN. Each restart tries all that are named again. Unlike under torchrun, machines that
+    /// are not named cannot join later.
     #[arg(long, value_name = "N or MIN:MAX", value_parser = nnodes, help_heading = help::MACHINES)]
     #[arg(conflicts_with_all = ["num_machines", "min_machines"])]
     pub(super) nnodes: Option<Nnodes>,
@@ -131,11 +134,16 @@ pub(super) struct Nnodes {
 
 fn nnodes(text: &str) -> Result<Nnodes, String> {
     let (least, most) = text.split_once(':').map_or((None, text), |(least, most)| (Some(least), most));
-    let number = |text: &str| text.parse().ok().filter(|number| *number >= 1);
+    let number = |text: &str| text.parse().ok().filter(|number| (1..=MAX_WORLD_SIZE).contains(number));
     match (least.map(number), number(most)) {
         (None, Some(most)) => Ok(Nnodes { least: None, most }),
         (Some(Some(least)), Some(most)) if least <= most => Ok(Nnodes { least: Some(least), most }),
-        _ => Err("it must be a number of at least 1 such as 2, or the least and the most such as 1:4".to_owned()),
+        (Some(Some(least)), Some(most)) => Err(format!(
+            "the least number of machines, {least}, is above the most, {most}; write the smaller one first, as in {most}:{least}"
+        )),
+        _ => Err(format!(
+            "it must be a number of machines from 1 to {MAX_WORLD_SIZE} such as 2, or the least and the most of them such as 2:4"
+        )),
     }
 }
 
@@ -250,7 +258,11 @@ mod tests {
     #[case("--numa-binding node train", "--numa_binding is refused: it is torchrun's; use --enable_cpu_affinity")]
     #[case("--signals_to_handle SIGTERM train", "SIGUSR1 and SIGUSR2 are passed on; leave it out")]
     #[case("--run_path train.py", "name the script in the place of the program")]
-    #[case("--nnodes 3:2 train", "the least and the most such as 1:4")]
+    #[case(
+        "--nnodes 3:2 train",
+        "the least number of machines, 3, is above the most, 2; write the smaller one first, as in 2:3"
+    )]
+    #[case("--nnodes 2-4 train", "from 1 to 1048576 such as 2, or the least and the most of them such as 2:4")]
     #[case("--nnodes 2 --num_machines 2 train", "cannot be used with")]
     #[case("--nnodes 1:2 --min_machines 1 train", "cannot be used with")]
     #[case("--tee 4 train", "--tee is \"4\", but must be 0 (none), 1")]

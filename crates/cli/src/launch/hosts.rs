@@ -233,10 +233,13 @@ mod tests {
     #[case("--hosts a --hostfile b", "--hosts and --hostfile both name machines")]
     #[case("--hostfile no/such/file", "no/such/file cannot be read")]
     #[case("--hostfile /dev/zero", "/dev/zero cannot be read")]
-    #[case("--hosts a,b --num_machines 3", "--num_machines is 3, but 2 hosts are named")]
-    #[case("--hosts a,b --num_machines 1", "--num_machines is 1, but 2 hosts are named; leave --num_machines out")]
-    #[case("--hosts a,b,c --num_machines 2 --min_machines 1", "--num_machines is 2, but 3 hosts are named")]
-    #[case("--hosts a,b --min_machines 3", "--min_machines is 3, but 2 hosts are named")]
+    #[case("--hosts a,b --num_machines 3", "--num_machines (or --nnodes) is 3, but 2 hosts are named")]
+    #[case("--hosts a,b --num_machines 1", "--num_machines (or --nnodes) is 1, but 2 hosts are named; leave it out")]
+    #[case(
+        "--hosts a,b,c --num_machines 2 --min_machines 1",
+        "--num_machines (or --nnodes) is 2, but 3 hosts are named"
+    )]
+    #[case("--hosts a,b --min_machines 3", "--min_machines (or MIN of --nnodes MIN:MAX) is 3, but 2 hosts are named")]
     #[case("--hosts a,b --machine_rank 1", "--machine_rank is 1")]
     #[case("--hosts a:1,b:2 --num_processes 4", "--num_processes is 4")]
     #[case("--hosts a,-b", "\"-b\" is no host")]

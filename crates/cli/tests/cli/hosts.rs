@@ -552,7 +552,7 @@ fn a_command_that_connects_and_is_not_here_is_no_fault_of_the_machines() {
 #[rstest]
 #[case(&["--hosts", "a:0"], "--hosts: \"a:0\" does not say a number of processes")]
 #[case(&["--hosts=-oProxyCommand=x"], "--hosts: \"-oProxyCommand=x\" is no host")]
-#[case(&["--hosts", "a", "--num_machines", "2"], "--num_machines is 2, but 1 host is named")]
+#[case(&["--hosts", "a", "--num_machines", "2"], "--num_machines (or --nnodes) is 2, but 1 host is named")]
 #[case(&["--hosts", "a:5000"], "machine 0 of 1 is to have 5000 of 5000 processes; one machine may have 4096")]
 #[case(&["--hostfile", "/no/such/file"], "the host file /no/such/file cannot be read")]
 #[case(&["--hosts", "a", "--ssh_command", "'"], "--ssh_command is \"'\", which is no command")]

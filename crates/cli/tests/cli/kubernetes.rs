@@ -121,7 +121,7 @@ fn settings_of_the_launcher_are_flags_of_the_pods_and_the_file_is_not() {
 #[case(&["--emit", "kubernetes", "--image", "x", "--time", "1:00"], "--time is for Slurm")]
 #[case(&["--emit", "trainjob", "--image", "x", "--requeue"], "--requeue has no place in a TrainJob")]
 #[case(&["--emit", "trainjob", "--image", "x", "--max_restarts", "1"], "--max_restarts has no place in a TrainJob")]
-#[case(&["--emit", "kubernetes", "--image", "x", "--nodes", "3", "--nnodes", "2:3"], "min_machines is 2, but the pods")]
+#[case(&["--emit", "kubernetes", "--image", "x", "--nodes", "3", "--nnodes", "2:3"], "min_machines (or MIN of --nnodes MIN:MAX) is 2, but the pods")]
 #[case(&["--emit", "kubernetes", "--image", "x y"], "--image is \"x y\", but must be the name of an image, such as")]
 #[case(&["--emit", "trainjob", "--image", "x y"], "--image is \"x y\", but must be the name of an image, such as")]
 #[case(&["--emit", "kubernetes", "--image", ""], "--image is \"\", but must be the name of an image")]

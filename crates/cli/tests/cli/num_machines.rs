@@ -27,7 +27,7 @@ fn more_machines_than_are_named_have_no_effect_which_is_told() {
     let ended = finished(command);
     ended.expect(
         0,
-        &["accelerate launch: num_machines is 4, but 2 hosts are named, and no others can join a run later"],
+        &["accelerate launch: num_machines (or --nnodes) is 4, but 2 hosts are named, and no others can join a run later"],
     );
     assert_eq!(ended.sorted_stdout(), ["[rank 0] 0/2", "[rank 1] 1/2"]);
 }
@@ -38,6 +38,6 @@ fn a_least_number_without_a_list_has_no_effect_which_is_told() {
     let mut command = accelerate();
     command.args(["launch", "--num_processes", "1", "--min_machines", "1", "sh", "-c", "echo rank=$RANK"]);
     let ended = finished(command);
-    ended.expect(0, &["accelerate launch: min_machines is 1, which has no effect here: only of machines that --hosts"]);
+    ended.expect(0, &["accelerate launch: min_machines (or MIN of --nnodes MIN:MAX) is 1, which has no effect here: only of machines that --hosts"]);
     assert_eq!(ended.stdout, "rank=\n");
 }

@@ -234,7 +234,7 @@ fn in_job_of_two_nodes(words: &[&str]) -> Finished {
 #[test]
 fn what_was_said_of_machines_and_what_the_job_has_are_compared() {
     in_job_of_two_nodes(&["--num_machines", "3", "true"])
-        .expect(2, &["--num_machines is 3, but the Slurm job 7 has 2 nodes"]);
+        .expect(2, &["--num_machines (or --nnodes) is 3, but the Slurm job 7 has 2 nodes"]);
     in_job_of_two_nodes(&["--num_processes", "1", "true"]).expect(2, &["the Slurm job has 2 nodes; use at least 2"]);
     let shown = in_job_of_two_nodes(&["--num_processes", "3", "--dry_run", "true"]);
     shown.expect(0, &[]);

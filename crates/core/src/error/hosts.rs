@@ -29,23 +29,28 @@ pub(crate) enum HostsErrorKind {
         }
     )]
     Total { wanted: usize, said: usize, num_open: usize },
-    #[error("--num_machines is {said}, but {} named; leave --num_machines out, or name as many", hosts_are(*found))]
+    #[error("--num_machines (or --nnodes) is {said}, but {} named; leave it out, or name as many", hosts_are(*found))]
     NumMachines { said: usize, found: usize },
-    #[error("--min_machines is {least}, but {} named; name as many or more, or ask for fewer", hosts_are(*found))]
+    #[error(
+        "--min_machines (or MIN of --nnodes MIN:MAX) is {least}, but {} named; name as many or more, or ask for fewer",
+        hosts_are(*found)
+    )]
     MinMachines { least: usize, found: usize },
     #[error(
-        "--num_machines is {said}, but the Slurm job {job_id} has {}; leave --num_machines out, or ask Slurm for as many",
+        "--num_machines (or --nnodes) is {said}, but the Slurm job {job_id} has {}; leave it out, or ask Slurm for as \
+         many",
         counted(*found, "node")
     )]
     NumNodes { said: usize, job_id: String, found: usize },
     #[error(
-        "--min_machines is {least}, but the Slurm job {job_id} has {}; ask Slurm for as many or more, or for fewer here",
+        "--min_machines (or MIN of --nnodes MIN:MAX) is {least}, but the Slurm job {job_id} has {}; ask Slurm for as many or \
+         more, or for fewer here",
         counted(*found, "node")
     )]
     MinNodes { least: usize, job_id: String, found: usize },
     #[error(
-        "--min_machines is {least} and --num_machines {most}; name {least} machines or more with --hosts or --hostfile, of which some \
-         can be left out then, or leave --min_machines out"
+        "--min_machines (or MIN of --nnodes MIN:MAX) is {least} and --num_machines {most}; name {least} machines or more \
+         with --hosts or --hostfile, of which some can be left out then, or leave --min_machines out"
     )]
     LeastAboveMost { least: usize, most: usize },
     #[error(

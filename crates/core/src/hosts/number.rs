@@ -13,7 +13,7 @@ use crate::names::counted;
 /// let range = NumMachines { most: Some(4), least: Some(2) };
 /// assert!(range.check(MachineSource::Hosts { num_hosts: 4 })?.is_none());
 /// let unused = range.check(MachineSource::Hosts { num_hosts: 2 })?.expect("nobody can join later");
-/// assert!(unused.to_string().starts_with("num_machines is 4, but 2 hosts are named"));
+/// assert!(unused.to_string().starts_with("num_machines (or --nnodes) is 4, but 2 hosts are named"));
 /// assert!(range.check(MachineSource::EachByItself).is_err());
 /// # Ok::<(), accelerate_core::Error>(())
 /// ```
@@ -79,8 +79,8 @@ impl NumMachines {
             _ => {}
         }
         let unused = format!(
-            "num_machines is {said}, but {} named, and no others can join a run later as under torchrun, so this number has no effect; \
-             name as many hosts, or say {found}",
+            "num_machines (or --nnodes) is {said}, but {} named, and no others can join a run later as under torchrun, so this number has no \
+             effect; name as many hosts, or say {found}",
             hosts_are(found)
         );
         Ok((said > found).then_some(UnusedNumber(unused)))
@@ -94,8 +94,8 @@ impl NumMachines {
             _ => {}
         }
         let unused = format!(
-            "num_machines is {said}, but the Slurm job {job_id} has {}, and no others can join a run later, so this number has no effect; \
-             ask Slurm for as many, or say {found}",
+            "num_machines (or --nnodes) is {said}, but the Slurm job {job_id} has {}, and no others can join a run later, so this number \
+             has no effect; ask Slurm for as many, or say {found}",
             counted(found, "node")
         );
         Ok((said > found).then_some(UnusedNumber(unused)))
@@ -113,8 +113,8 @@ impl NumMachines {
             Some(least) if least > most => Err(Kind::LeastAboveMost { least, most }.into()),
             Some(least) if least < most => Err(Kind::RangeWithoutList { least, most }.into()),
             Some(least) => Ok(Some(UnusedNumber(format!(
-                "min_machines is {least}, which has no effect here: only of machines that --hosts, --hostfile or a Slurm job names \
-                 some can be left out; name them, or leave it out"
+                "min_machines (or MIN of --nnodes MIN:MAX) is {least}, which has no effect here: only of machines that \
+                 --hosts, --hostfile or a Slurm job names some can be left out; name them, or leave it out"
             )))),
         }
     }

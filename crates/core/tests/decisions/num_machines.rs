@@ -40,44 +40,49 @@ fn what_has_its_effect(#[case] most: Option<usize>, #[case] least: Option<usize>
     Some(3),
     None,
     HOSTS_2,
-    "error: --num_machines is 3, but 2 hosts are named; leave --num_machines out, or name as many"
+    "error: --num_machines (or --nnodes) is 3, but 2 hosts are named; leave it out, or name as many"
 )]
 #[case(
     Some(3),
     Some(3),
     HOSTS_2,
-    "error: --min_machines is 3, but 2 hosts are named; name as many or more, or ask for fewer"
+    "error: --min_machines (or MIN of --nnodes MIN:MAX) is 3, but 2 hosts are named; name as many or more, or ask for fewer"
 )]
-#[case(None, Some(3), HOSTS_2, "error: --min_machines is 3, but 2 hosts are named")]
-#[case::upper_end_below(Some(2), Some(1), MachineSource::Hosts { num_hosts: 3 }, "error: --num_machines is 2, but 3 hosts are named")]
+#[case(None, Some(3), HOSTS_2, "error: --min_machines (or MIN of --nnodes MIN:MAX) is 3, but 2 hosts are named")]
+#[case::upper_end_below(Some(2), Some(1), MachineSource::Hosts { num_hosts: 3 }, "error: --num_machines (or --nnodes) is 2, but 3 hosts are named")]
 #[case::one(
     Some(1),
     None,
     HOSTS_2,
-    "error: --num_machines is 1, but 2 hosts are named; leave --num_machines out, or name as many"
+    "error: --num_machines (or --nnodes) is 1, but 2 hosts are named; leave it out, or name as many"
 )]
 #[case::one(
     Some(1),
     None,
     NODES_2,
-    "error: --num_machines is 1, but the Slurm job 7 has 2 nodes; leave --num_machines out"
+    "error: --num_machines (or --nnodes) is 1, but the Slurm job 7 has 2 nodes; leave it out"
 )]
-#[case::one(Some(1), Some(1), HOSTS_2, "error: --num_machines is 1, but 2 hosts are named")]
-#[case(Some(3), None, MachineSource::Hosts { num_hosts: 1 }, "error: --num_machines is 3, but 1 host is named")]
-#[case(Some(3), None, NODES_2, "error: --num_machines is 3, but the Slurm job 7 has 2 nodes")]
+#[case::one(Some(1), Some(1), HOSTS_2, "error: --num_machines (or --nnodes) is 1, but 2 hosts are named")]
+#[case(Some(3), None, MachineSource::Hosts { num_hosts: 1 }, "error: --num_machines (or --nnodes) is 3, but 1 host is named")]
+#[case(Some(3), None, NODES_2, "error: --num_machines (or --nnodes) is 3, but the Slurm job 7 has 2 nodes")]
 #[case(
     None,
     Some(3),
     NODES_2,
-    "error: --min_machines is 3, but the Slurm job 7 has 2 nodes; ask Slurm for as many or more"
+    "error: --min_machines (or MIN of --nnodes MIN:MAX) is 3, but the Slurm job 7 has 2 nodes; ask Slurm for as many or more"
 )]
 #[case(
     Some(4),
     Some(2),
     HOSTS_2,
-    "unused: num_machines is 4, but 2 hosts are named, and no others can join a run later"
+    "unused: num_machines (or --nnodes) is 4, but 2 hosts are named, and no others can join a run later"
 )]
-#[case(Some(4), Some(2), NODES_2, "unused: num_machines is 4, but the Slurm job 7 has 2 nodes, and no others can join")]
+#[case(
+    Some(4),
+    Some(2),
+    NODES_2,
+    "unused: num_machines (or --nnodes) is 4, but the Slurm job 7 has 2 nodes, and no others can join"
+)]
 #[case(
     Some(2),
     Some(1),
@@ -88,10 +93,20 @@ fn what_has_its_effect(#[case] most: Option<usize>, #[case] least: Option<usize>
     Some(1),
     Some(2),
     BY_ITSELF,
-    "error: --min_machines is 2 and --num_machines 1; name 2 machines or more with --hosts"
+    "error: --min_machines (or MIN of --nnodes MIN:MAX) is 2 and --num_machines 1; name 2 machines or more with --hosts"
 )]
-#[case::of_one(Some(1), Some(1), BY_ITSELF, "unused: min_machines is 1, which has no effect here")]
-#[case::of_all(Some(3), Some(3), BY_ITSELF, "unused: min_machines is 3, which has no effect here")]
+#[case::of_one(
+    Some(1),
+    Some(1),
+    BY_ITSELF,
+    "unused: min_machines (or MIN of --nnodes MIN:MAX) is 1, which has no effect here"
+)]
+#[case::of_all(
+    Some(3),
+    Some(3),
+    BY_ITSELF,
+    "unused: min_machines (or MIN of --nnodes MIN:MAX) is 3, which has no effect here"
+)]
 fn what_has_none_is_told_with_the_cure(
     #[case] most: Option<usize>,
     #[case] least: Option<usize>,

@@ -34,7 +34,10 @@ enum ManifestError {
         "{flag} has no place in a TrainJob, whose runtime says how often pods are started again; leave it out, or use --emit kubernetes"
     )]
     RestartsOfTrainJob { flag: &'static str },
-    #[error("min_machines is {least}, but the pods of a job are all there or none; leave it out")]
+    #[error(
+        "min_machines (or MIN of --nnodes MIN:MAX) is {least}, but the pods of a job are all there or none; leave it out, or say one \
+         number for --nnodes"
+    )]
     FewerPods { least: usize },
     #[error("{word} is no UTF-8, which a manifest cannot hold; give it another name")]
     NotText { word: String },
