@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use rstest::rstest;
+
 use crate::support::{accelerate, finished, launch, launch_script};
 
 const SAY: &str = "echo $ACCELERATE_USE_FSDP $OMP_NUM_THREADS";
@@ -95,4 +97,22 @@ fn flags_of_the_reference_that_are_not_here_get_no_wrong_tip() {
         ended.expect(2, &[words]);
         assert!(!ended.stderr.contains("tip:"), "{}", ended.stderr);
     }
+}
+
+/// As the book has it: a run on one machine lets in nobody who knows a secret of the shell.
+#[rstest]
+#[case::one_machine(&["--num_processes", "2"], false)]
+#[case::hosts(&["--hosts", "localhost:2"], true)]
+#[case::a_command_for_each_machine(
+    &["--num_machines", "2", "--machine_rank", "1", "--main_process_ip", "127.0.0.1", "--num_processes", "4"],
+    true
+)]
+#[case::one_process(&["--num_processes", "1"], true)]
+fn a_secret_of_the_shell_holds_only_where_machines_need_the_same(#[case] flags: &[&str], #[case] holds: bool) {
+    let mut command = accelerate();
+    command.arg("launch").args(flags).args(["sh", "-c", "echo $ACCELERATE_RUN_SECRET"]);
+    command.env("ACCELERATE_RUN_SECRET", "of the shell");
+    let ended = finished(command);
+    ended.expect(0, &[]);
+    assert!(ended.stdout.lines().all(|line| line.ends_with("of the shell") == holds), "{ended:?}");
 }
