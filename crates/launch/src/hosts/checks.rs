@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::channel;
@@ -18,7 +19,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::statvfs;
 
 use super::message::Problem;
-use crate::config::LaunchConfig;
+use crate::config::{LaunchConfig, Program};
 use crate::error::Result;
 use crate::machine::num_visible_gpus;
 use crate::port::PortReservation;
@@ -144,7 +145,8 @@ impl MeetingPlace {
     /// out.
     pub(super) fn open(config: &LaunchConfig) -> Option<Self> {
         let said = config.environment.iter().rev().find(|(name, _)| name == GLOO_INTERFACE);
-        let interface = said.map(|(_, value)| value.clone()).or_else(|| std::env::var_os(GLOO_INTERFACE));
+        let by_launch = || said.map(|(_, value)| value.clone()).or_else(|| std::env::var_os(GLOO_INTERFACE));
+        let interface = said_by_env(config, GLOO_INTERFACE).or_else(by_launch);
         let is_elsewhere = interface.is_some_and(|name| !name.is_empty());
         let is_one_machine = config.num_machines < 2 || config.main_process_ip.as_deref().is_none_or(is_loopback);
         if is_elsewhere || is_one_machine {
@@ -162,6 +164,23 @@ impl MeetingPlace {
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
+}
+
+/// The value that the program `env` gives a variable for the program behind it: `env A=1 B=2 program`. Of its options nothing is known
+/// here, so that one with a word of its own (`-u NAME`) ends the list.
+fn said_by_env(config: &LaunchConfig, name: &str) -> Option<OsString> {
+    let Program::Executable(path) = &config.program else { return None };
+    if Path::new(path).file_name() != Some(OsStr::new("env")) {
+        return None;
+    }
+    let is_option = |word: &OsString| word.as_bytes().starts_with(b"-");
+    let pairs = config.args.iter().skip_while(|word| is_option(word)).map_while(|word| {
+        let at = word.as_bytes().iter().position(|byte| *byte == b'=')?;
+        let (before, value) = word.as_bytes().split_at(at);
+        Some((before, value.strip_prefix(b"=")?))
+    });
+    let found = pairs.filter(|(before, _)| *before == name.as_bytes()).last();
+    found.map(|(_, value)| OsStr::from_bytes(value).to_owned())
 }
 
 /// At the first address of the machine's own name that belongs to it; a name that leads nowhere is taken for the loopback.
@@ -276,6 +295,7 @@ pub(super) fn free_space(folder: &OsStr) -> Option<String> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
+    use rstest::rstest;
     use rustix::net::{AddressFamily, SocketType};
     use std::io::{Read, Write};
 
@@ -317,6 +337,27 @@ mod tests {
         assert!(MeetingPlace::open(&config("localhost")).is_none(), "all of its ranks are here");
         let environment = vec![(GLOO_INTERFACE.into(), "eth1".into())];
         assert!(MeetingPlace::open(&LaunchConfig { environment, ..config("10.0.0.1") }).is_none());
+    }
+
+    /// As the book says it, because variables of the launch's shell do not reach other machines.
+    #[rstest]
+    #[case(&["GLOO_SOCKET_IFNAME=lo", "./program"], Some("lo"))]
+    #[case(&["-i", "A=1", "GLOO_SOCKET_IFNAME=a", "GLOO_SOCKET_IFNAME=eth1=x", "./program"], Some("eth1=x"))]
+    #[case(&["GLOO_SOCKET_IFNAME=", "./program"], Some(""))]
+    #[case::of_the_program(&["A=1", "./program", "GLOO_SOCKET_IFNAME=lo"], None)]
+    #[case::another(&["NCCL_SOCKET_IFNAME=lo", "./program"], None)]
+    fn an_interface_that_env_names_is_seen(#[case] words: &[&str], #[case] interface: Option<&str>) {
+        let args = words.iter().map(OsString::from).collect();
+        let config = LaunchConfig { args, ..LaunchConfig::new(Program::Executable("/usr/bin/env".into()), 2) };
+        assert_eq!(said_by_env(&config, GLOO_INTERFACE).as_deref(), interface.map(OsStr::new));
+        let config = LaunchConfig { program: Program::Executable("envoy".into()), num_machines: 2, ..config };
+        assert_eq!(said_by_env(&config, GLOO_INTERFACE), None);
+        // Nobody waits at the machine's own name then.
+        let of_env = Program::Executable("env".into());
+        let config = LaunchConfig { program: of_env, main_process_ip: Some("10.0.0.1".to_owned()), ..config };
+        let environment = vec![(GLOO_INTERFACE.into(), OsString::new())];
+        let place = MeetingPlace::open(&LaunchConfig { environment, ..config });
+        assert_eq!(place.is_none(), interface.is_some_and(|name| !name.is_empty()));
     }
 
     #[test]
