@@ -55,11 +55,12 @@ pub struct Hosts {
 
 impl Hosts {
     /// Reads what `--hosts` says: names with or without a number of processes, separated by commas. An IPv6 address that has a
-    /// number stands in brackets.
+    /// number, or whose last part could be one, stands in brackets.
     ///
     /// # Errors
     ///
-    /// [`Error::is_config`](crate::Error::is_config): an entry is no host, its number is none of processes, or it is there twice.
+    /// [`Error::is_config`](crate::Error::is_config): an entry is no host, its number is none of processes, it is there twice, or its end
+    /// could be part of an address as well as a number of processes.
     ///
     /// ```
     /// use accelerate_core::hosts::Hosts;
@@ -159,15 +160,31 @@ pub fn is_loopback(address: &str) -> bool {
     address == "localhost" || address.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// `a`, `a:4`, `[::1]:4` or `::1`.
+/// `a`, `a:4`, `[fd78::1]:4` or `fd78::1`.
 fn host_and_number(entry: &str, place: &str) -> Result<Host> {
+    let (user, address) = entry.rsplit_once('@').map_or((None, entry), |(user, address)| (Some(user), address));
     let (name, number) = match entry.rsplit_once(':') {
-        _ if is_ipv6(entry) => (entry, None),
+        _ if is_ipv6(address) => {
+            check_meaning(user, address, place)?;
+            (entry, None)
+        }
         Some((name, number)) if !number.ends_with(']') => (name, Some(number)),
         _ => (entry, None),
     };
     let num_processes = number.map(|number| count(number, entry, place)).transpose()?;
     Ok(Host { name: checked_name(name, place)?, num_processes, slots: None })
+}
+
+/// The end of an address may look like a number of processes, where what stands before it is an address as well.
+fn check_meaning(user: Option<&str>, text: &str, place: &str) -> Result<()> {
+    let shorter = text.rsplit_once(':').filter(|(shorter, number)| {
+        is_ipv6(shorter) && number.bytes().all(|byte| byte.is_ascii_digit()) && number.parse() != Ok(0)
+    });
+    let Some((shorter, number)) = shorter else { return Ok(()) };
+    let user = user.map(|user| format!("{user}@")).unwrap_or_default();
+    let (entry, place) = (shortened_line(&format!("{user}{text}")), place.to_owned());
+    let ways = shortened_line(&format!("{user}[{shorter}]:{number} or {user}[{text}]"));
+    Err(Kind::TwoMeanings { entry, address: shorter.to_owned(), number: number.to_owned(), ways, place }.into())
 }
 
 /// An address that needs no brackets, because no number follows it.

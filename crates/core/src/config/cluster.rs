@@ -55,7 +55,7 @@ record! {
         /// The machines to start on by ssh, each with its number of processes: node1:4,node2:2.
         ///
         /// One command here starts all of them. Without a number, a machine gets an equal share of --num_processes, or one process
-        /// for each GPU of this machine. An IPv6 address stands in square brackets, with the number behind them.
+        /// for each GPU of this machine. An IPv6 address stands in square brackets, with the number behind them: [fd78::1]:4.
         hosts: String => setting().own_key().launcher().flag("hosts");
         /// A file of such machines, with lines such as `node1 slots=4` or `node1:4`.
         hostfile: PathBuf => setting().own_key().launcher().flag("hostfile");

@@ -15,6 +15,11 @@ pub(crate) enum HostsErrorKind {
         "{place}: \"{entry}\" does not say a number of processes from 1 to {most}; leave the machine out if it is to have none"
     )]
     Count { entry: String, place: String, most: usize },
+    #[error(
+        "{place}: \"{entry}\" may mean the address {address} with {number} processes, or an address without a number; write it with \
+         brackets, as {ways}"
+    )]
+    TwoMeanings { entry: String, address: String, number: String, ways: String, place: String },
     #[error("{place}: the host {host} is there twice; name it once, with the number of all of its processes")]
     Twice { host: String, place: String },
     #[error("{place}: \"{word}\" means nothing in a host file; write lines such as `node1 slots=4` or `node1:4`")]

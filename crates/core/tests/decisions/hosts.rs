@@ -18,7 +18,11 @@ fn shown(hosts: &Hosts) -> String {
 #[case("me@node-1.cluster:3", "me@node-1.cluster=3")]
 #[case("10.0.0.1:2,10.0.0.2", "10.0.0.1=2 10.0.0.2")]
 #[case::brackets("[fe80::1%eth0]:2,[::1]", "fe80::1%eth0=2 ::1")]
-#[case::without_brackets_all_of_it_is_the_address("fe80::1:4", "fe80::1:4")]
+#[case::without_brackets_where_no_number_can_follow(
+    "::1,fd78::1,fd78::1:a,fd78::1:0,1:2:3:4:5:6:7:8,me@fd78::2",
+    "::1 fd78::1 fd78::1:a fd78::1:0 1:2:3:4:5:6:7:8 me@fd78::2"
+)]
+#[case::brackets_around_what_could_have_a_number("[fd78::1:2],[fd78::1]:2", "fd78::1:2 fd78::1=2")]
 #[case::a_user_before_an_address("me@[::1]:2", "me@::1=2")]
 fn what_hosts_says(#[case] text: &str, #[case] expected: &str) {
     assert_eq!(shown(&Hosts::parse(text).unwrap()), expected);
@@ -37,6 +41,13 @@ fn what_hosts_says(#[case] text: &str, #[case] expected: &str) {
 #[case::no_text("\u{0}:1", "is no host")]
 #[case::letters_that_look_alike("n\u{43e}de:1", "is no host")]
 #[case::zone_that_is_no_word("[fe80::1%$(x)]:1", "is no host")]
+#[case::two_meanings(
+    "fd78::1:2",
+    "\"fd78::1:2\" may mean the address fd78::1 with 2 processes, or an address without a number; write it with brackets, as \
+     [fd78::1]:2 or [fd78::1:2]"
+)]
+#[case::two_meanings_behind_a_user("a,me@fe80::1:12", "with brackets, as me@[fe80::1]:12 or me@[fe80::1:12]")]
+#[case::two_meanings_behind_a_control_character("x\u{7}@fd78::1:2", "\"x\\u{7}@fd78::1:2\" may mean")]
 #[case::zero("a:0", "from 1 to")]
 #[case::negative("a:-1", "from 1 to")]
 #[case::huge("a:99999999999999999999999", "from 1 to")]
