@@ -1,12 +1,13 @@
 //! Files that appear whole or not at all.
 
+use super::block_file::{BlockFile, IoMode};
 use super::fault;
 use crate::error::{Result, WeightsError};
 use accelerate_core::weight_files::{
     Checksum, SavedFile, TEMPORARY_SUFFIX, is_temporary_file_of, sample_blocks, temporary_prefix,
 };
 use std::fs::{self, File, TryLockError};
-use std::io::{self, BufWriter, ErrorKind, Write};
+use std::io::{self, ErrorKind, Write};
 use std::ops::Range;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -16,18 +17,31 @@ use tempfile::NamedTempFile;
 
 /// After so many bytes a file begins to be flushed.
 const FLUSHED_BYTES: u64 = 32 << 20;
-/// Pieces of this size and larger ones go to the file as they are.
-pub(super) const BUFFER_BYTES: usize = 1 << 19;
 
 pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> WeightsError {
     let path = path.to_owned();
     move |source| WeightsError::Io { action, path, source }
 }
 
+/// A file that is to be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NewFile<'a> {
+    pub(super) path: &'a Path,
+    /// What the weights of the save are called.
+    pub(super) stem: &'a str,
+    pub(super) mode: IoMode,
+}
+
+impl<'a> NewFile<'a> {
+    pub(super) fn buffered(path: &'a Path, stem: &'a str) -> Self {
+        Self { path, stem, mode: IoMode::Buffered }
+    }
+}
+
 /// A file that is being written, under a temporary name. Dropped without [`finish`](Self::finish), it is removed.
 #[derive(Debug)]
 pub(super) struct OpenFile {
-    file: BufWriter<NamedTempFile>,
+    file: BlockFile,
     target: PathBuf,
     checksum: Checksum,
     num_bytes: u64,
@@ -58,10 +72,10 @@ impl Flusher {
 }
 
 impl OpenFile {
-    /// Begins a file that is to become `target`, as part of a save of weights that are called `stem`.
+    /// Begins a file.
     ///
-    /// The name is random, and the file is made anew: nobody can put a link there beforehand that leads elsewhere.
-    pub(super) fn create(target: &Path, stem: &str) -> Result<Self> {
+    /// Its temporary name is random, and the file is made anew: nobody can put a link there beforehand that leads elsewhere.
+    pub(super) fn create(NewFile { path: target, stem, mode }: NewFile<'_>) -> Result<Self> {
         let folder = folder_of(target);
         let mut builder = tempfile::Builder::new();
         let prefix = temporary_prefix(stem);
@@ -78,7 +92,7 @@ impl OpenFile {
             Ok(file)
         });
         let file = file.map_err(io_error("create a file in", folder))?;
-        let file = BufWriter::with_capacity(BUFFER_BYTES, file);
+        let file = BlockFile::new(file, mode);
         Ok(Self { file, target: target.to_owned(), checksum: Checksum::new(), num_bytes: 0, flusher: None })
     }
 
@@ -88,8 +102,11 @@ impl OpenFile {
 
     /// Has what is written so far flushed. Whatever keeps it from that, the end of the file is flushed with all the rest.
     fn flush_beside(&mut self) {
+        if self.file.is_direct() {
+            return;
+        }
         if self.flusher.is_none() {
-            self.flusher = Flusher::start(self.file.get_ref().as_file()).ok();
+            self.flusher = Flusher::start(self.file.as_file()).ok();
         }
         if let Some(flusher) = &self.flusher {
             let _ = flusher.wake.try_send(());
@@ -99,7 +116,7 @@ impl OpenFile {
     /// Sees to it that all is on the disk.
     pub(super) fn finish(self) -> Result<PendingFile> {
         let Self { file, target, checksum, num_bytes, flusher } = self;
-        let file = file.into_inner().map_err(|error| io_error("write", &target)(error.into_error()))?;
+        let file = file.finish().map_err(io_error("write", &target))?;
         flusher.map_or(Ok(()), Flusher::finish).map_err(io_error("flush", &target))?;
         // Without this, a power cut after the rename could leave the name on an empty file.
         let flushed = fault::step().and_then(|()| file.as_file().sync_all());
@@ -140,7 +157,7 @@ pub(super) struct PendingFile {
 impl PendingFile {
     /// Writes all of it.
     pub(super) fn write(target: &Path, stem: &str, content: &[u8]) -> Result<Self> {
-        let mut file = OpenFile::create(target, stem)?;
+        let mut file = OpenFile::create(NewFile::buffered(target, stem))?;
         file.append(content)?;
         file.finish()
     }

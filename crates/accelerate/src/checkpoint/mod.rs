@@ -39,6 +39,7 @@
 
 mod adapter;
 mod atomic;
+mod block_file;
 mod dispatch;
 mod dtype;
 mod elsewhere;

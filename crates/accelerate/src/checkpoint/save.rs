@@ -1,6 +1,6 @@
 //! A model's weights to files.
 
-use super::atomic::PendingFile;
+use super::atomic::{NewFile, PendingFile};
 use super::folder::{check_own_names, commit_folder, prepare_folder, refuse_other_saves};
 use super::progress::NumWritten;
 use super::writer::{write_pending, written_kind};
@@ -146,7 +146,7 @@ pub(super) fn save_state_dict(state: &StateDict, folder: &Path, options: &SaveMo
         pending.push(write_pending(
             &content,
             options.dtype,
-            (&folder.join(file), stem),
+            NewFile::buffered(&folder.join(file), stem),
             (&NumWritten::default(), None),
         )?);
     }

@@ -3,7 +3,7 @@
 //! Ranks agree on every step before they take the next, so that a disk that is full on one of them is an error on all, and
 //! nothing is replaced before everything new is on the disks. Then the first writer puts the files of all in their places.
 
-use super::atomic::PendingFile;
+use super::atomic::{NewFile, PendingFile};
 use super::folder::commit_folder;
 use super::save::{SaveModelOptions, prepare_model_folder, write_index, write_own_files};
 use super::writer::{TensorFile, TensorSpec, written_kind};
@@ -267,7 +267,7 @@ impl<'a> OwnFiles<'a> {
             None => {
                 let (name, positions) = &self.files[number];
                 let specs = positions.iter().map(|&position| &self.save.tensors[position].spec);
-                TensorFile::create(&self.save.folder.join(name), &self.save.options.stem, specs)?
+                TensorFile::create(NewFile::buffered(&self.save.folder.join(name), &self.save.options.stem), specs)?
             }
         };
         file.append(tensor, &self.save.tensors[position].spec)?;

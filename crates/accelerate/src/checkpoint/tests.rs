@@ -349,7 +349,7 @@ fn the_same_save_gives_the_same_bytes() {
 fn files_of_a_save_that_is_under_way_are_not_taken_for_abandoned_ones() {
     let folder = TempDir::new().unwrap();
     let target = folder.path().join("model.safetensors");
-    let writing = atomic::OpenFile::create(&target, "model").unwrap();
+    let writing = atomic::OpenFile::create(atomic::NewFile::buffered(&target, "model")).unwrap();
     save(folder.path(), 1.0, false).unwrap();
     let pending = writing.finish().unwrap();
     assert!(folder.path().join(pending.temporary_name()).exists());

@@ -1,6 +1,6 @@
 //! One file of weights, written: safetensors, or as `torch.save` does.
 
-use super::atomic::{BUFFER_BYTES, OpenFile, PendingFile, folder_of, io_error, remove_abandoned, sync_folder};
+use super::atomic::{NewFile, OpenFile, PendingFile, folder_of, io_error, remove_abandoned, sync_folder};
 use super::dtype::to_dtype;
 use super::elsewhere;
 use super::progress::NumWritten;
@@ -17,7 +17,7 @@ use tch::{Kind, Tensor};
 
 /// How much of a tensor is copied at a time on its way to a file: it is still in the processor's cache when it is hashed and
 /// written.
-const PIECE_BYTES: usize = BUFFER_BYTES;
+const PIECE_BYTES: usize = 128 << 10;
 /// The version of the archives of `torch.save`.
 const TORCH_VERSION: &[u8] = b"3\n";
 
@@ -47,7 +47,7 @@ pub fn save_file(state: &StateDict, path: impl AsRef<Path>) -> Result<()> {
     // What an earlier call left under a temporary name has that of the file in it.
     let stem = path.file_name().unwrap_or_default().to_string_lossy();
     let tensors: Vec<_> = state.iter().collect();
-    write_pending(&tensors, None, (path, &stem), (&NumWritten::default(), None))?.commit()?;
+    write_pending(&tensors, None, NewFile::buffered(path, &stem), (&NumWritten::default(), None))?.commit()?;
     sync_folder(folder_of(path))?;
     remove_abandoned(folder_of(path), &stem, &[])
 }
@@ -86,22 +86,22 @@ pub(super) fn written_kind(own: Kind, dtype: Option<FloatType>) -> Kind {
     dtype.filter(|_| is_real).map_or(own, float_kind)
 }
 
-/// Writes the tensors under a temporary name beside `path`, in the order that every writer of the format uses;
+/// Writes the tensors under a temporary name beside that of `new`, in the order that every writer of the format uses;
 /// floating-point ones as `dtype`, if given. The bytes are counted. `reader` has those tensors that are without memory.
 pub(super) fn write_pending(
     tensors: &[(&str, &Tensor)],
     dtype: Option<FloatType>,
-    (path, stem): (&Path, &str),
+    new: NewFile<'_>,
     (written, reader): (&NumWritten, Option<&dyn StateReader>),
 ) -> Result<PendingFile> {
     let mut entries = Vec::with_capacity(tensors.len());
     for (name, tensor) in tensors {
         let kind = written_kind(tensor.f_kind()?, dtype);
-        entries.push((TensorSpec::new(name, kind, &tensor.size(), path)?, *tensor));
+        entries.push((TensorSpec::new(name, kind, &tensor.size(), new.path)?, *tensor));
     }
     // Largest alignment first keeps every tensor aligned without holes.
     entries.sort_by(|(a, _), (b, _)| b.dtype.cmp(&a.dtype).then(a.name.cmp(&b.name)));
-    let mut file = TensorFile::create(path, stem, entries.iter().map(|(spec, _)| spec))?;
+    let mut file = TensorFile::create(new, entries.iter().map(|(spec, _)| spec))?;
     file.written = written.clone();
     let mut left = entries.as_slice();
     while let [(spec, tensor), others @ ..] = left {
@@ -140,15 +140,11 @@ enum Output {
 }
 
 impl TensorFile {
-    /// Begins the file beside `path`, whose name decides in which format.
-    pub(super) fn create<'a>(
-        path: &Path,
-        stem: &str,
-        tensors: impl ExactSizeIterator<Item = &'a TensorSpec>,
-    ) -> Result<Self> {
+    /// Begins the file, whose name decides in which format.
+    pub(super) fn create<'a>(new: NewFile<'_>, tensors: impl ExactSizeIterator<Item = &'a TensorSpec>) -> Result<Self> {
         let num_missing = tensors.len();
-        let output = if is_torch_file(path) { begin_torch(path, stem, tensors)? } else { begin(path, stem, tensors)? };
-        Ok(Self { output, path: path.to_owned(), num_missing, bytes: Vec::new(), written: NumWritten::default() })
+        let output = if is_torch_file(new.path) { begin_torch(new, tensors)? } else { begin(new, tensors)? };
+        Ok(Self { output, path: new.path.to_owned(), num_missing, bytes: Vec::new(), written: NumWritten::default() })
     }
 
     /// Appends the next tensor, a piece at a time: writing, and casting to the type of `spec`, cost no memory but for a piece.
@@ -193,21 +189,22 @@ impl TensorFile {
     }
 }
 
-fn begin<'a>(path: &Path, stem: &str, tensors: impl Iterator<Item = &'a TensorSpec>) -> Result<Output> {
-    let header = header(tensors, path)?;
-    let mut file = OpenFile::create(path, stem)?;
+fn begin<'a>(new: NewFile<'_>, tensors: impl Iterator<Item = &'a TensorSpec>) -> Result<Output> {
+    let header = header(tensors, new.path)?;
+    let mut file = OpenFile::create(new)?;
     file.append(&header)?;
     Ok(Output::Safetensors(file))
 }
 
 /// Begins an archive with the pickle that names its tensors.
-fn begin_torch<'a>(path: &Path, stem: &str, tensors: impl Iterator<Item = &'a TensorSpec>) -> Result<Output> {
+fn begin_torch<'a>(new: NewFile<'_>, tensors: impl Iterator<Item = &'a TensorSpec>) -> Result<Output> {
+    let path = new.path;
     let named = tensors.map(|spec| (spec.name.as_str(), Plain::Tensor(spec)));
     let value = Plain::dict(named);
     let describe = |spec: &&TensorSpec| (spec.dtype, spec.shape.iter().map(|&size| size as u64).collect());
     let pickled = Pickled::new(&value, describe);
     let pickled = pickled.map_err(|source| WeightsError::NotInTorchFile { path: path.to_owned(), source })?;
-    let mut archive = TorchArchive::new(OpenFile::create(path, stem)?, stem);
+    let mut archive = TorchArchive::new(OpenFile::create(new)?, new.stem);
     let mut entry = |name, content: &[u8]| archive.begin(name).and_then(|()| archive.append(content));
     let begun = entry("data.pkl", &pickled.bytes).and_then(|()| entry("byteorder", b"little"));
     begun.map_err(io_error("write", path))?;

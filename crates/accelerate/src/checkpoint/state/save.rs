@@ -1,6 +1,7 @@
 //! A checkpoint, written by all ranks.
 
-use super::super::atomic::PendingFile;
+use super::super::atomic::{NewFile, PendingFile};
+use super::super::block_file::IoMode;
 use super::super::dtype::to_dtype;
 use super::super::elsewhere;
 use super::super::folder::{commit_instead, prepare_folder, refuse_foreign_files, refuse_other_saves};
@@ -124,6 +125,8 @@ pub(crate) struct PlannedSave {
     description: Checkpoint,
     indexes: BTreeMap<String, Index>,
     progress: SaveProgress,
+    /// Of the files with tensors.
+    mode: IoMode,
 }
 
 impl PlannedSave {
@@ -134,7 +137,8 @@ impl PlannedSave {
         let (description, indexes) = (describe(&run, &assignment, &all), indexes(&assignment));
         let files = own_files(run, &assignment, group.rank());
         let progress = progress(folder, &files, group);
-        Ok(Self { folder: folder.to_owned(), writers, files, description, indexes, progress })
+        let mode = IoMode::Buffered;
+        Ok(Self { folder: folder.to_owned(), writers, files, description, indexes, progress, mode })
     }
 
     /// How much of it this process has written.
@@ -146,9 +150,11 @@ impl PlannedSave {
         &self.folder
     }
 
-    /// Copies what this rank writes into the host's memory: from then on the objects may change. Not collective.
+    /// Copies what this rank writes into the host's memory: from then on the objects may change, and the training may go on beside
+    /// the writing, which therefore takes the way that costs the processor least. Not collective.
     pub(crate) fn copy_to_host(&mut self) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
+        self.mode = IoMode::Direct;
         let copied = self.files.iter().flat_map(|file| &file.tensors).filter(|it| !it.stays_as_it_is());
         let mut places = places_for(&copied.map(|it| &it.tensor).collect::<Vec<_>>())?.into_iter();
         let mut sources = Vec::new();
@@ -314,7 +320,8 @@ impl PlannedSave {
         for OwnFile { name, tensors, reader } in &self.files {
             let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|it| (it.name.as_str(), &it.tensor)).collect();
             let with = (&self.progress.written, reader.as_deref());
-            pending.push(write_pending(&tensors, None, (&self.folder.join(name), STEM), with)?);
+            let new = NewFile { path: &self.folder.join(name), stem: STEM, mode: self.mode };
+            pending.push(write_pending(&tensors, None, new, with)?);
         }
         if self.is_first(group) {
             for (name, index) in &self.indexes {
