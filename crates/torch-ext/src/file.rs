@@ -1,6 +1,7 @@
 //! Between files and the memory of tensors, without a copy in between.
 
 use crate::border::{Handle, handle};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -46,6 +47,25 @@ pub fn write_at(file: &File, tensor: &Tensor, offset: u64) -> io::Result<()> {
     let offset = signed(offset)?;
     // SAFETY: both handles are borrowed for the call, which reads no further than the tensor's own bytes.
     done(unsafe { te_write_at(handle(tensor), file.as_raw_fd(), offset) }, io::ErrorKind::WriteZero)
+}
+
+/// Sets or clears `O_DIRECT`: what is read and written from now on goes past the page cache, from and to memory, and at offsets, that
+/// are multiples of what the disk wants (see [`aligned_bytes`]). Handles that were cloned from this one change with it.
+///
+/// # Errors
+/// The system's own: file systems refuse it that have no such way.
+///
+/// ```
+/// let file = tempfile::tempfile()?;
+/// if torch_ext::file::set_direct(&file, true).is_ok() {
+///     torch_ext::file::set_direct(&file, false)?;
+/// }
+/// # Ok::<(), std::io::Error>(())
+/// ```
+pub fn set_direct(file: &File, is_direct: bool) -> io::Result<()> {
+    let mut flags = fcntl_getfl(file)?;
+    flags.set(OFlags::DIRECT, is_direct);
+    Ok(fcntl_setfl(file, flags)?)
 }
 
 /// A tensor of `num_bytes` bytes (`[num_bytes]`, uint8, on the CPU, with anything in it) whose memory begins at a

@@ -5,7 +5,7 @@ use super::between_steps::{BetweenSteps, comm_hook_of_rank, gradients_of_rank, i
 use super::left_out::without_frozen;
 use super::pending_save::{CheckpointSave, Outdated};
 use crate::checkpoint::{
-    FolderWriters, FoundCheckpoint, KEPT, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in,
+    FolderWriters, FoundCheckpoint, IoMode, KEPT, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in,
     gather_whole, keep_differing, kept_by_rank, put_back, random_states, restore_random_states,
 };
 use crate::error::{CheckpointError, Error, Result, shortened_to};
@@ -110,7 +110,7 @@ impl Accelerator {
         let _called = crate::status::here();
         let save = self.plan_save(output_dir.path())?;
         let folder = save.folder().to_owned();
-        save.progress().shown_while(|| save.write(self.group()))?;
+        save.progress().shown_while(|| save.write(self.group(), IoMode::Buffered))?;
         Ok(folder)
     }
 

@@ -1,7 +1,7 @@
 //! Checkpoints that are written in the background.
 
 use super::Accelerator;
-use crate::checkpoint::{PlannedSave, SaveProgress, remove_outdated_checkpoints};
+use crate::checkpoint::{IoMode, PlannedSave, SaveProgress, remove_outdated_checkpoints};
 use crate::error::{CheckpointError, Result};
 use crate::group::Group;
 use crate::messages;
@@ -45,8 +45,8 @@ impl CheckpointSave {
     }
 
     /// Writes and commits, and makes room then. Collective.
-    pub(super) fn write(self, group: &Group) -> Result<()> {
-        self.save.write(group)?;
+    pub(super) fn write(self, group: &Group, mode: IoMode) -> Result<()> {
+        self.save.write(group, mode)?;
         if let Some(Outdated { folder, newest, retention }) = self.outdated {
             remove_outdated_checkpoints(&folder, newest, retention);
         }
@@ -142,7 +142,7 @@ impl Accelerator {
         let write = move || {
             // Not a reason to write nothing where it is not allowed.
             let _ = rustix::process::setpriority_process(None, NICENESS);
-            save.write(&group)
+            save.write(&group, IoMode::Direct)
         };
         let thread = thread::Builder::new().name("save_state".to_owned()).spawn(write);
         let thread = thread.map_err(|source| CheckpointError::NoThread { source }.into());

@@ -23,11 +23,11 @@ pub(super) fn io_error(action: &'static str, path: &Path) -> impl FnOnce(io::Err
     move |source| WeightsError::Io { action, path, source }
 }
 
-/// A file that is to be.
+/// Where and how a new file is written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NewFile<'a> {
     pub(super) path: &'a Path,
-    /// What the weights of the save are called.
+    /// What files of the save are called, which is part of the temporary name.
     pub(super) stem: &'a str,
     pub(super) mode: IoMode,
 }
@@ -100,11 +100,8 @@ impl OpenFile {
         Ok(self.write_all(bytes).map_err(io_error("write", &self.target))?)
     }
 
-    /// Has what is written so far flushed. Whatever keeps it from that, the end of the file is flushed with all the rest.
+    /// Flushes what is written so far, in another thread. If that fails, [`finish`](Self::finish) still flushes everything.
     fn flush_beside(&mut self) {
-        if self.file.is_direct() {
-            return;
-        }
         if self.flusher.is_none() {
             self.flusher = Flusher::start(self.file.as_file()).ok();
         }
@@ -113,7 +110,7 @@ impl OpenFile {
         }
     }
 
-    /// Sees to it that all is on the disk.
+    /// Writes the rest and flushes the file.
     pub(super) fn finish(self) -> Result<PendingFile> {
         let Self { file, target, checksum, num_bytes, flusher } = self;
         let file = file.finish().map_err(io_error("write", &target))?;
@@ -128,9 +125,9 @@ impl OpenFile {
 
 impl Write for OpenFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.file.write_all(bytes)?;
         // Before it leaves the processor's cache.
         self.checksum.update(bytes);
-        fault::step().and_then(|()| self.file.write_all(bytes))?;
         let num_flushes = self.num_bytes / FLUSHED_BYTES;
         self.num_bytes += bytes.len() as u64;
         if self.num_bytes / FLUSHED_BYTES > num_flushes {
@@ -192,7 +189,8 @@ impl PendingFile {
     }
 }
 
-/// The checksum of blocks at even distances in a file of so many bytes, the first and the last among them.
+/// The checksum of blocks at even distances in a file of so many bytes, the first and the last among them, as they are read from it:
+/// it says that the file is still the same, and not that it is what was to be written, which its checksum says.
 pub(super) fn sample(file: &File, num_bytes: u64) -> io::Result<Checksum> {
     let mut checksum = Checksum::new();
     let mut block = Vec::new();

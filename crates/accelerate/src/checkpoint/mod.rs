@@ -61,6 +61,7 @@ mod torch_files;
 mod weight_source;
 mod writer;
 
+pub(crate) use block_file::IoMode;
 pub(crate) use dispatch::PlannedDispatch;
 pub use dispatch::{DeviceMapChoice, LoadAndDispatchOptions, LoadedAndDispatched, load_checkpoint_and_dispatch};
 pub(crate) use load::check_ties;

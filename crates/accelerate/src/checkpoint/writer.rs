@@ -13,11 +13,13 @@ use accelerate_core::config::FloatType;
 use accelerate_core::weight_files::{Header, Notes, Pickled, Plain, TorchArchive};
 use safetensors::Dtype;
 use std::path::{Path, PathBuf};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// How much of a tensor is copied at a time on its way to a file: it is still in the processor's cache when it is hashed and
 /// written.
 const PIECE_BYTES: usize = 128 << 10;
+/// The same for a tensor that is on another device, or becomes another type, where each copy takes a while to begin.
+const CONVERTED_PIECE_BYTES: usize = 512 << 10;
 /// The version of the archives of `torch.save`.
 const TORCH_VERSION: &[u8] = b"3\n";
 
@@ -86,7 +88,7 @@ pub(super) fn written_kind(own: Kind, dtype: Option<FloatType>) -> Kind {
     dtype.filter(|_| is_real).map_or(own, float_kind)
 }
 
-/// Writes the tensors under a temporary name beside that of `new`, in the order that every writer of the format uses;
+/// Writes the tensors under a temporary name in the folder of `new`, in the order that every writer of the format uses;
 /// floating-point ones as `dtype`, if given. The bytes are counted. `reader` has those tensors that are without memory.
 pub(super) fn write_pending(
     tensors: &[(&str, &Tensor)],
@@ -156,9 +158,11 @@ impl TensorFile {
             archive.begin(&format!("data/{number}")).map_err(io_error("write", path))?;
             *number += 1;
         }
+        let is_as_it_is = flat.device() == Device::Cpu && flat.f_kind()? == spec.kind;
+        let piece_bytes = if is_as_it_is { PIECE_BYTES } else { CONVERTED_PIECE_BYTES };
         let mut start = 0;
         while start < flat.numel() {
-            let length = (PIECE_BYTES / element_bytes).min(flat.numel() - start);
+            let length = (piece_bytes / element_bytes).min(flat.numel() - start);
             bytes.resize(length * element_bytes, 0);
             flat.f_narrow(0, start as i64, length as i64)?.f_to_kind(spec.kind)?.f_copy_data_u8(bytes, length)?;
             match output {

@@ -5,7 +5,7 @@ use super::threads::Threads;
 use crate::error::{OffloadError, Result};
 use crate::messages;
 use accelerate_core::config::OffloadTarget;
-use rustix::fs::{FallocateFlags, OFlags, fallocate, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use std::fmt;
 use std::fs::File;
@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use tch::{Device, Kind, Tensor};
 use torch_ext::device::pin_memory;
-use torch_ext::file::{aligned_bytes, read_at, write_at};
+use torch_ext::file::{aligned_bytes, read_at, set_direct, write_at};
 use torch_ext::file_queue::FileQueue;
 use torch_ext::storage::{LARGE_PAGE_BYTES, prefer_large_pages};
 
@@ -106,9 +106,8 @@ impl ScratchFile {
         }
         // Otherwise the kernel keeps a copy of everything in memory, which is what this file is to save, and takes the
         // time of one. Where the file system refuses, it has to be.
-        let direct = fcntl_getfl(&file).and_then(|flags| fcntl_setfl(&file, flags | OFlags::DIRECT));
-        if let Err(errno) = direct {
-            messages::debug!("files in {} go through the page cache: {errno}", folder.display());
+        if let Err(error) = set_direct(&file, true) {
+            messages::debug!("files in {} go through the page cache: {error}", folder.display());
         }
         Ok(Self { file, folder: folder.to_owned() })
     }

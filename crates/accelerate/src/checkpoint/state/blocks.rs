@@ -160,6 +160,7 @@ fn copies(copies: Vec<Copied>, file: impl Fn(usize) -> usize) -> Vec<CopiedFrom>
 mod tests {
     use super::super::{FolderWriters, PlannedSave, RunState};
     use super::*;
+    use crate::checkpoint::IoMode;
     use crate::group::Group;
     use crate::session::ObjectState;
     use crate::{Accelerator, testing};
@@ -202,7 +203,7 @@ mod tests {
             change(rank, &mut state);
             let objects = BTreeMap::from([("optimizer".to_owned(), state)]);
             let run = RunState { objects, shard_size: 2, ..Default::default() };
-            PlannedSave::new(run, group, folder.path(), FolderWriters(0..2))?.write(group)
+            PlannedSave::new(run, group, folder.path(), FolderWriters(0..2))?.write(group, IoMode::Buffered)
         })
         .unwrap();
         folder

@@ -125,8 +125,6 @@ pub(crate) struct PlannedSave {
     description: Checkpoint,
     indexes: BTreeMap<String, Index>,
     progress: SaveProgress,
-    /// Of the files with tensors.
-    mode: IoMode,
 }
 
 impl PlannedSave {
@@ -137,8 +135,7 @@ impl PlannedSave {
         let (description, indexes) = (describe(&run, &assignment, &all), indexes(&assignment));
         let files = own_files(run, &assignment, group.rank());
         let progress = progress(folder, &files, group);
-        let mode = IoMode::Buffered;
-        Ok(Self { folder: folder.to_owned(), writers, files, description, indexes, progress, mode })
+        Ok(Self { folder: folder.to_owned(), writers, files, description, indexes, progress })
     }
 
     /// How much of it this process has written.
@@ -150,11 +147,9 @@ impl PlannedSave {
         &self.folder
     }
 
-    /// Copies what this rank writes into the host's memory: from then on the objects may change, and the training may go on beside
-    /// the writing, which therefore takes the way that costs the processor least. Not collective.
+    /// Copies what this rank writes into the host's memory: from then on the objects may change. Not collective.
     pub(crate) fn copy_to_host(&mut self) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
-        self.mode = IoMode::Direct;
         let copied = self.files.iter().flat_map(|file| &file.tensors).filter(|it| !it.stays_as_it_is());
         let mut places = places_for(&copied.map(|it| &it.tensor).collect::<Vec<_>>())?.into_iter();
         let mut sources = Vec::new();
@@ -178,12 +173,13 @@ impl PlannedSave {
         Ok(copy_to_host(&places, &sources)?)
     }
 
-    /// Writes the files and commits them. Collective.
+    /// Writes the files and commits them. `mode` is that of files with tensors; the small ones that describe them are always
+    /// buffered. Collective.
     ///
     /// Nothing that was committed in the folder before is touched until every rank has its new files on the disk.
-    pub(crate) fn write(mut self, group: &Group) -> Result<()> {
+    pub(crate) fn write(mut self, group: &Group, mode: IoMode) -> Result<()> {
         self.description.id = self.make_folder(group)?;
-        let written = self.write_files(group);
+        let written = self.write_files(group, mode);
         let mut files = group.agree_on_success(OP, written)?;
         // From here on another rank may commit, whatever becomes of this one; what nobody commits, the next save removes.
         files.iter_mut().for_each(PendingFile::leave);
@@ -315,12 +311,12 @@ impl PlannedSave {
     }
 
     /// Writes this rank's files under temporary names; the first writer also what describes all of them.
-    fn write_files(&self, group: &Group) -> Result<Vec<PendingFile>> {
+    fn write_files(&self, group: &Group, mode: IoMode) -> Result<Vec<PendingFile>> {
         let mut pending = Vec::new();
         for OwnFile { name, tensors, reader } in &self.files {
             let tensors: Vec<(&str, &Tensor)> = tensors.iter().map(|it| (it.name.as_str(), &it.tensor)).collect();
             let with = (&self.progress.written, reader.as_deref());
-            let new = NewFile { path: &self.folder.join(name), stem: STEM, mode: self.mode };
+            let new = NewFile { path: &self.folder.join(name), stem: STEM, mode };
             pending.push(write_pending(&tensors, None, new, with)?);
         }
         if self.is_first(group) {

@@ -1,6 +1,7 @@
 //! Checkpoints that are killed, and that fail, at every operation on the disk.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+use super::super::block_file::IoMode;
 use super::super::fault::{self, Fault};
 use super::*;
 use crate::Accelerator;
@@ -41,7 +42,11 @@ fn writers(group: &Group) -> FolderWriters {
 }
 
 fn save(folder: &Path, value: f64, group: &Group, is_sharded: bool) -> Result<()> {
-    PlannedSave::new(run_state(value, group, is_sharded), group, folder, writers(group))?.write(group)
+    save_by(IoMode::Buffered, folder, value, group, is_sharded)
+}
+
+fn save_by(mode: IoMode, folder: &Path, value: f64, group: &Group, is_sharded: bool) -> Result<()> {
+    PlannedSave::new(run_state(value, group, is_sharded), group, folder, writers(group))?.write(group, mode)
 }
 
 /// The value of which the folder is a checkpoint, whole.
@@ -64,7 +69,7 @@ fn each_rank_counts_the_bytes_of_the_tensors_that_it_writes() {
         let save = PlannedSave::new(run_state(1.0, group, true), group, folder.path(), writers(group))?;
         let progress = save.progress().clone();
         assert_eq!((progress.written.get(), progress.is_main_process), (0, group.rank() == 0));
-        save.write(group)?;
+        save.write(group, IoMode::Direct)?;
         assert_eq!(progress.written.get(), progress.total_bytes);
         Ok(progress.total_bytes)
     })
@@ -138,14 +143,14 @@ fn a_kill_at_any_moment_leaves_the_whole_earlier_checkpoint_or_the_whole_new_one
 
 #[test]
 fn a_disk_that_fails_at_any_moment_on_any_rank_is_an_error_on_all_and_leaves_a_whole_checkpoint() {
-    for world_size in [1, 3] {
+    for (world_size, mode) in [(1, IoMode::Direct), (3, IoMode::Buffered)] {
         for (rank, steps) in num_steps(world_size, true).into_iter().enumerate() {
             for step in 0..steps {
                 let folder = TempDir::new().unwrap();
                 let errors = testing::ranks(world_size, builder(), |accelerator| {
                     save(folder.path(), 1.0, accelerator.group(), false)?;
                     fault::plan((accelerator.process_index() == rank).then_some((step, Fault::Fails)));
-                    let saved = save(folder.path(), 2.0, accelerator.group(), true);
+                    let saved = save_by(mode, folder.path(), 2.0, accelerator.group(), true);
                     fault::plan(None);
                     Ok(saved.err().map(|error| error.to_string()))
                 })
@@ -349,7 +354,7 @@ fn what_is_elsewhere_is_never_in_memory_as_a_whole() {
             planned.copy_to_host().unwrap();
             assert_eq!(Arc::strong_count(&readers[0]), 1, "the object is kept alive");
         }
-        planned.write(&group).unwrap();
+        planned.write(&group, if is_copied { IoMode::Direct } else { IoMode::Buffered }).unwrap();
 
         let calls: Vec<usize> = readers.iter().flat_map(|reader| reader.calls.lock().unwrap().clone()).collect();
         let wanted: &[usize] = if is_copied { &[72, 48] } else { &[24, 24, 24, 48] };
@@ -442,7 +447,7 @@ fn what_may_be_the_best_checkpoint_stays() {
         for (number, metric) in [0.1, 0.9, 0.2].into_iter().enumerate() {
             let run = RunState { metric: Some(metric), ..run_state(1.0, &group, false) };
             let folder = parent.path().join(checkpoint_name(number));
-            PlannedSave::new(run, &group, &folder, writers(&group)).unwrap().write(&group).unwrap();
+            PlannedSave::new(run, &group, &folder, writers(&group)).unwrap().write(&group, IoMode::Direct).unwrap();
         }
         change(&parent.path().join("checkpoint_1"));
         remove_outdated_checkpoints(parent.path(), 2, retention);

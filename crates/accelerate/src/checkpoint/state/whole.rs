@@ -139,6 +139,7 @@ fn received(place: &Tensor, layout: &Layout) -> Result<Tensor> {
 mod tests {
     use super::super::{OpenCheckpoint, PlannedSave};
     use super::*;
+    use crate::checkpoint::IoMode;
     use crate::{Accelerator, testing};
     use rstest::rstest;
     use tch::Kind;
@@ -198,7 +199,7 @@ mod tests {
             // Only the scalar was not made here.
             let num_moved = places(&save).iter().zip(&before).filter(|(after, before)| after != before).count();
             assert!(num_moved <= 1, "{num_moved} tensors were copied a second time");
-            save.write(group)?;
+            save.write(group, IoMode::Direct)?;
             Ok(numel)
         })
         .unwrap();
