@@ -120,8 +120,9 @@ impl Accelerator {
     ///
     /// Takes as much of the host's memory as this process writes, its part of the state, until that is done. A save that is
     /// still being written is waited for first; who would rather leave this one out asks [`is_saving`](Self::is_saving).
-    /// Whoever writes has a low priority where training needs the cores. Nothing is drawn meanwhile; a progress bar appears where
-    /// a later call waits for the save.
+    /// Whoever writes has a low priority where training needs the cores, and bypasses the page cache (`O_DIRECT`) where the file system
+    /// supports that: the training keeps what it has there, and whoever reads the files right afterwards reads them from the disk.
+    /// Nothing is drawn meanwhile; a progress bar appears where a later call waits for the save.
     ///
     /// Collective.
     ///
