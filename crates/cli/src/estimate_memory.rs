@@ -14,7 +14,6 @@ use accelerate_core::config::{
     DistributedDataParallelSettings, FullyShardedDataParallelPlugin, FullyShardedSettings, OffloadDevice,
     OffloadTarget, PartialRunConfig, ShardingStrategy, ZeroStage,
 };
-use accelerate_core::environment::MAX_WORLD_SIZE;
 use accelerate_core::plan::{
     EstimateDtype, Inventory, MicroBatch, Plan, RankSpeed, estimate_memory, parse_bandwidth, parse_flops,
     plan_data_parallel, plan_sharded,
@@ -194,9 +193,6 @@ fn plan(
     };
     let said = PartialRunConfig::of_texts(&arguments.settings.said);
     let world_size = said.cluster.num_processes.unwrap_or(1);
-    if world_size > MAX_WORLD_SIZE {
-        return Err(EstimateError::TooManyProcesses { found: world_size }.into());
-    }
     let plugin = fully_sharded(said);
     plugin.check()?;
     plugin.check_modules(&inventory)?;

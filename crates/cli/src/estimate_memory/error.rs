@@ -4,7 +4,6 @@ use accelerate_core::names::counted;
 use std::io;
 use std::path::PathBuf;
 
-use accelerate_core::environment::MAX_WORLD_SIZE;
 use accelerate_core::files::{ShownPath, in_one_line};
 use accelerate_core::plan::EstimateDtype;
 use accelerate_core::weight_files;
@@ -74,8 +73,6 @@ pub(super) enum EstimateError {
         "{dtype} cannot be trained, so there is no plan for it; use float32, float16 or bfloat16, or leave out --plan"
     )]
     NotTrainable { dtype: EstimateDtype },
-    #[error("--num_processes is {found}, and a run has at most {MAX_WORLD_SIZE}; choose a smaller number")]
-    TooManyProcesses { found: usize },
     #[error("a plan is for one element type, and --dtypes names {}; choose one, or leave out --plan", listed(dtypes))]
     SeveralTypes { dtypes: Vec<EstimateDtype> },
 }

@@ -229,8 +229,8 @@ fn a_negative_number_is_a_value_in_both_spellings(#[case] command: &str, #[case]
 #[rstest]
 #[case(
     "estimate-memory m.safetensors --plan --num_processes 99999999999",
-    1,
-    "--num_processes is 99999999999, and a run"
+    2,
+    "--num_processes is \"99999999999\", but must be a whole number from 1 to 1048576"
 )]
 #[case("estimate-memory m.safetensors --plan --memory 0", 2, "0 bytes have no room for anything")]
 fn plans_that_make_no_sense_are_refused(#[case] line: &str, #[case] code: i32, #[case] words: &str) {
