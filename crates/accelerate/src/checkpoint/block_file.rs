@@ -9,10 +9,10 @@ use tempfile::NamedTempFile;
 use torch_ext::file::set_direct;
 
 /// Buffered writes are aligned to this size, so that the page cache can hold each in one large folio. Kernels that map a whole folio
-/// on a fault (Linux 6.18) then need one page fault for it. Larger folios need more contiguous memory: 1 MiB made a save three times
-/// slower on a virtual machine whose host takes back free memory.
+/// on a fault (seen on Linux 6.18) then need one page fault for it. Larger folios need more contiguous memory: with 1 MiB, a save took
+/// three times as long on a virtual machine (`bench/README.md`).
 const BUFFERED_BLOCK_BYTES: usize = 512 << 10;
-/// Size of direct writes. Larger ones use less CPU time per byte.
+/// Size of direct writes. Each is a request of its own, for which the writer waits.
 const DIRECT_BLOCK_BYTES: usize = 1 << 20;
 /// Alignment of the buffer's address: the largest page size in common use. Offsets and lengths are multiples of
 /// [`DIRECT_BLOCK_BYTES`].

@@ -14,7 +14,7 @@ const OF_STARTERS: [&str; 7] = [
     "LSB_JOBID",
 ];
 
-/// The variable that says so; `None` in a shell of no job.
+/// Which variable says that something may start this command again; `None` if there is none, as in a person's shell.
 ///
 /// ```
 /// use accelerate_core::environment::started_again_by;

@@ -30,8 +30,8 @@ fn in_seconds(time: SystemTime) -> String {
 }
 
 impl RunConfig {
-    /// What is wrong with `stop_at` at the moment `now`, if it has passed. A program that asks `should_stop` ends after its first step
-    /// then. The end of an allocation is Slurm's own business.
+    /// Says that `stop_at` has passed at the moment `now`; `None` if it has not, or is not set. A program that asks `should_stop` would
+    /// end after its first step. The end of an allocation, which Slurm tells, is not looked at.
     ///
     /// ```
     /// use accelerate_core::config::{RunConfig, Sources};
