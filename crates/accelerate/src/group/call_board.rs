@@ -37,10 +37,8 @@ const NUM_PROBES: usize = NUM_CHAINS * NEXT_PROBE.len();
 /// The first of the two places.
 const FIRST_PLACE: usize = FIRST_PROBE + NUM_PROBES * COUNTER_WORDS;
 
-/// Within a place: what stands for the call and its number; where its tensor begins, in the memory of the rank; the tensor itself, if
-/// it is small.
+/// Within a place: what stands for the call and its number; its tensor, if it is small.
 const CALL: usize = 0;
-const ADDRESS: usize = 1;
 const CONTENT: usize = 8;
 const PLACE_WORDS: usize = CONTENT + SMALL_BYTES / size_of::<u64>();
 
@@ -154,16 +152,13 @@ impl CallBoard {
     }
 
     /// Before the progress that tells of it.
-    pub(super) fn set_call(&self, number: i64, call: i64, address: i64) {
-        let place = place_of(number);
-        self.set(place + CALL, call);
-        self.set(place + ADDRESS, address);
+    pub(super) fn set_call(&self, number: i64, call: i64) {
+        self.set(place_of(number) + CALL, call);
     }
 
-    /// What stands for the call, and where its tensor begins.
-    pub(super) fn call(&self, number: i64) -> (i64, usize) {
-        let place = place_of(number);
-        (self.get(place + CALL), self.get(place + ADDRESS) as usize)
+    /// What stands for the call.
+    pub(super) fn call(&self, number: i64) -> i64 {
+        self.get(place_of(number) + CALL)
     }
 
     /// After everything that it tells of.
@@ -229,7 +224,7 @@ mod tests {
         let peer = CallBoard::map(&opened).unwrap();
         let tensors = [1i64, 2].map(|number| Tensor::from_slice(&[number, 10 * number, 100 * number]));
         for (number, tensor) in (1i64..).zip(&tensors) {
-            own.set_call(number, 1000 + number, 2000 + number);
+            own.set_call(number, 1000 + number);
             own.store(number, tensor).unwrap();
             own.set_counter(Counter::Progress, number);
         }
@@ -238,7 +233,7 @@ mod tests {
         let seen = peer.look(Counter::Progress);
         assert_eq!((seen.standing, seen.count), (7, 2));
         for (number, tensor) in (1i64..).zip(&tensors) {
-            assert_eq!(peer.call(number), (1000 + number, 2000 + number as usize));
+            assert_eq!(peer.call(number), 1000 + number);
             let place = Tensor::from_slice(&[0i64; 2]);
             peer.load(number, 8, &place).unwrap();
             assert_eq!(place, tensor.narrow(0, 1, 2));

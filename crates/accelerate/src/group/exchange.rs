@@ -38,18 +38,8 @@ impl Group {
             return wire::restore(&input.f_detach_copy()?, tensor);
         }
         let output = input.f_empty_like()?;
-        let part = input.numel() as i64 / world_size;
-        let places = output.f_view([world_size, part])?.f_unbind(0)?;
-        let own_parts = input.f_view([world_size, part])?;
-        let part_bytes = part as usize * input.f_kind()?.elt_size_in_bytes();
-        let mut parts = Vec::with_capacity(places.len());
-        for (rank, mut place) in places.into_iter().enumerate() {
-            match rank == self.rank() {
-                true => drop(place.f_copy_(&own_parts.f_get(rank as i64)?)?),
-                false => parts.push((rank, self.rank() * part_bytes, place)),
-            }
-        }
-        let call = PeerCall::Exchange { input: &input, parts: &parts };
+        let places = output.f_view([world_size, input.numel() as i64 / world_size])?.f_unbind(0)?;
+        let call = PeerCall::AllToAll { input: &input, places: &places };
         self.run(OP, &|| shape_text(tensor), &call, |group| group.all_to_all_single(&output, &input, &[], &[], None))?;
         wire::restore(&output, tensor)
     }
@@ -65,8 +55,7 @@ impl Group {
         }
         let output = input.f_empty_like()?;
         let (before, next) = ((rank + world_size - 1) % world_size, (rank + 1) % world_size);
-        let parts = [(before, 0, output.f_view([-1])?)];
-        let call = PeerCall::Exchange { input: &input, parts: &parts };
+        let call = PeerCall::Rotate { input: &input, place: &output };
         let all_of = |rank: usize| {
             let mut sizes = vec![0; world_size];
             sizes[rank] = input.numel() as i64;

@@ -348,7 +348,7 @@ impl Group {
             return Ok(());
         }
         let (input, flat) = (wire::movable(rows)?, wire::movable(output)?);
-        let places = flat.f_view([self.world_size() as i64, -1])?.f_unbind(0)?;
+        let places = flat.f_view([self.world_size() as i64, input.numel() as i64])?.f_unbind(0)?;
         let call = PeerCall::AllGather { input: &input, places: &places };
         let start = |group: &ProcessGroup| group.all_gather_into_tensor(&flat, &input, None);
         self.run("all_gather_into_tensor", &|| shape_text(rows), &call, start)

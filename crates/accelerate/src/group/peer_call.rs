@@ -36,10 +36,15 @@ pub(super) enum PeerCall<'a> {
         shard: &'a Tensor,
         op: ReduceOp,
     },
-    /// From each of these ranks what its `input` has from this byte on.
-    Exchange {
+    /// Rank `r` gets the `r`-th of the equal parts of every rank's `input`, in the order of ranks.
+    AllToAll {
         input: &'a Tensor,
-        parts: &'a [(usize, usize, Tensor)],
+        places: &'a [Tensor],
+    },
+    /// The `input` of the rank before, that of the last rank on the first one.
+    Rotate {
+        input: &'a Tensor,
+        place: &'a Tensor,
     },
 }
 
@@ -49,7 +54,10 @@ impl PeerCall<'_> {
         match self {
             Self::Barrier => None,
             Self::AllReduce { tensor, .. } | Self::Broadcast { tensor, .. } => Some(tensor),
-            Self::AllGather { input, .. } | Self::Compare { input, .. } | Self::Exchange { input, .. } => Some(input),
+            Self::AllGather { input, .. }
+            | Self::Compare { input, .. }
+            | Self::AllToAll { input, .. }
+            | Self::Rotate { input, .. } => Some(input),
             Self::ReduceScatter { rows, .. } => Some(rows),
         }
     }
@@ -63,9 +71,10 @@ impl PeerCall<'_> {
     pub(super) fn is_readable(&self) -> bool {
         let lies_here = |tensor: &Tensor| tensor.device() == Device::Cpu && tensor.is_contiguous();
         match self {
-            Self::AllGather { input, places } | Self::Compare { input, places } => {
+            Self::AllGather { input, places } | Self::Compare { input, places } | Self::AllToAll { input, places } => {
                 lies_here(input) && places.iter().all(lies_here)
             }
+            Self::Rotate { input, place } => lies_here(input) && lies_here(place),
             _ => self.tensor().is_none_or(lies_here),
         }
     }
@@ -78,7 +87,8 @@ impl PeerCall<'_> {
             Self::AllGather { .. } => (3, 0),
             Self::ReduceScatter { op, .. } => (4, *op as usize),
             Self::Compare { .. } => (5, 0),
-            Self::Exchange { .. } => (6, 0),
+            Self::AllToAll { .. } => (6, 0),
+            Self::Rotate { .. } => (7, 0),
         };
         let tensor = self.tensor().map(|tensor| (tensor.kind() as usize, tensor.numel()));
         let op = if matches!(self, Self::Compare { .. }) { "" } else { op };

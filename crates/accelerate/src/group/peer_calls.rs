@@ -1,14 +1,14 @@
-//! Collectives of ranks on one machine, which read what they need out of each other's memory: nothing passes through sockets, and
-//! no thread but the caller's takes part.
+//! Collectives of ranks on one machine, through memory that all of them have mapped: nothing passes through sockets, and no thread but
+//! the caller's takes part.
 //!
-//! Each rank publishes on its [`CallBoard`] which call it makes, where its tensor lies, and how far it is. All ranks compare the calls
-//! before anything is read. Small tensors lie on the board, and larger ones that are added go through memory that all have mapped
-//! ([`Staging`]). For all other tensors, no rank returns before everybody has read what they need of it. A rank that fails says so on its board
-//! before its memory may change, and whoever has read from it looks there afterwards.
+//! Each rank publishes on its [`CallBoard`] which call it makes and how far it is. All ranks compare the calls before anything is read.
+//! Small tensors lie on the board, and larger ones go block by block through staging buffers ([`Staging`]). So no rank has to wait until
+//! others have read what they need of it, and a rank that fails has not changed what they read. It says on its board that it has failed.
 //!
 //! Sums are added in the order of Gloo's ring ([`ring`](accelerate_core::ring)), so they have the same bits, and the same on every rank: each part is
 //! added by one rank, and copied by the others. Small tensors are added by all ranks, in that same order.
 
+mod moves;
 mod reduce;
 
 use super::Group;
@@ -19,6 +19,7 @@ use super::peer_memory::{Card, Peer, meet, nonce};
 use super::peer_waits::Patience;
 use super::staging::{Staging, staging_bytes};
 use crate::error::{CollectiveError, Error, Result};
+use moves::Moves;
 use reduce::Add;
 use rustix::io::Errno;
 use std::io;
@@ -94,8 +95,6 @@ struct Running<'a> {
     calls: &'a PeerCalls,
     made: &'a Made<'a>,
     state: MutexGuard<'a, State>,
-    /// Where the others' tensors begin, by rank.
-    addresses: Vec<usize>,
     /// Are the tensors on the boards?
     is_on_board: bool,
     /// The deadline is that of the call, and not of each of its steps.
@@ -146,8 +145,7 @@ impl PeerCalls {
             self.own.set_standing(FAILED);
             poisoned.into_inner()
         });
-        let mut running =
-            Running { calls: self, made, state, addresses: Vec::new(), is_on_board: false, began: Instant::now() };
+        let mut running = Running { calls: self, made, state, is_on_board: false, began: Instant::now() };
         let fault = match running.make(call) {
             Ok(()) => return Ok(()),
             Err(fault) => fault,
@@ -212,33 +210,30 @@ impl Running<'_> {
         }
         self.enter(call)?;
         match *call {
-            PeerCall::Barrier => self.leave(),
+            PeerCall::Barrier => {
+                self.post(DONE);
+                Ok(())
+            }
             PeerCall::AllReduce { tensor, op, factor, .. } => {
                 let flat = tensor.f_view([-1])?;
                 let add = Add { op, factor };
                 if self.is_on_board { self.reduce_small(&flat, add) } else { self.reduce(&flat, add) }
             }
             PeerCall::Broadcast { tensor, source } => {
-                if source != self.calls.rank {
-                    self.read(source, 0, &tensor.f_view([-1])?)?;
-                }
-                self.leave()
+                self.move_parts(&Moves::broadcast(self.calls.rank, tensor, source))
             }
             PeerCall::AllGather { input, places } | PeerCall::Compare { input, places } => {
-                for (rank, place) in places.iter().enumerate() {
-                    if rank != self.calls.rank {
-                        self.read(rank, 0, place)?;
-                    } else if place.data_ptr() != input.data_ptr() {
-                        place.shallow_clone().f_view([-1])?.f_copy_(&input.f_view([-1])?)?;
-                    }
-                }
-                self.leave()
+                self.move_parts(&Moves::all_gather(self.calls.rank, input, places))
             }
-            PeerCall::Exchange { parts, .. } => {
-                parts.iter().try_for_each(|(rank, offset, place)| self.read(*rank, *offset, place))?;
-                self.finish()
+            PeerCall::AllToAll { input, places } => self.move_parts(&Moves::all_to_all(self.calls.rank, input, places)),
+            PeerCall::Rotate { input, place } => {
+                let ranks = (self.calls.rank, self.calls.peers.len());
+                self.move_parts(&Moves::rotate(ranks, input, place))
             }
-            PeerCall::ReduceScatter { rows, shard, op } => self.reduce_scatter(rows, &shard.f_view([-1])?, op),
+            PeerCall::ReduceScatter { rows, shard, op } => {
+                let add = Add { op: op.of_backend(), factor: None };
+                self.reduce_scatter(&rows.f_view([-1])?, &shard.f_view([-1])?, add)
+            }
         }
     }
 
@@ -248,30 +243,25 @@ impl Running<'_> {
         self.state.number += 1;
         let number = self.state.number;
         let hash = call.hash(self.made.op, number);
-        let address = call.tensor().map_or(0, |tensor| tensor.data_ptr() as i64);
-        calls.own.set_call(number, hash, address);
+        calls.own.set_call(number, hash);
         self.is_on_board = call.tensor().is_none_or(|tensor| num_bytes(tensor) <= SMALL_BYTES);
         if let Some(tensor) = call.shown_by(calls.rank).filter(|_| self.is_on_board) {
             calls.own.store(number, tensor).map_err(Error::other)?;
         }
-        let is_staged = !self.is_on_board && matches!(call, PeerCall::AllReduce { .. });
-        if is_staged {
+        if !self.is_on_board {
             calls.own.set_probes();
         }
         self.post(ENTERED);
-        self.addresses = vec![0; calls.peers.len()];
         let mut are_equal = true;
         let mut line = Duration::ZERO;
         for rank in calls.others() {
             self.wait_for(rank, ENTERED)?;
-            if is_staged {
+            if !self.is_on_board {
                 line = line.max(calls.boards[rank].time_to_read());
             }
-            let (found, address) = calls.boards[rank].call(number);
-            are_equal &= found == hash;
-            self.addresses[rank] = address;
+            are_equal &= calls.boards[rank].call(number) == hash;
         }
-        if is_staged {
+        if !self.is_on_board {
             // Reading the own lines takes as long as measuring does.
             self.state.staging.measured(line.saturating_sub(calls.own.time_to_read()));
         }
@@ -302,15 +292,6 @@ impl Running<'_> {
 
     fn post(&self, step: i64) {
         self.calls.own.set_counter(Counter::Progress, self.state.number * NUM_STEPS + step);
-    }
-
-    /// Needs nothing more of the others. What they still need of this rank stays on its board; waits, if it lies elsewhere.
-    fn leave(&self) -> Step {
-        if self.is_on_board {
-            self.post(DONE);
-            return Ok(());
-        }
-        self.finish()
     }
 
     /// Needs nothing more of the others, and waits until they need nothing more of this rank.
@@ -418,12 +399,12 @@ impl Running<'_> {
         Fault::Own(CollectiveError::MemoryUnreadable { rank, what, source }.into())
     }
 
-    /// Fills `place` from what a rank has from byte `offset` of its tensor on.
+    /// Fills `place` from what a rank has on its board, from byte `offset` of its tensor on.
     fn read(&self, rank: usize, offset: usize, place: &Tensor) -> Step {
-        if self.is_on_board && place.numel() > 0 {
-            return Ok(self.calls.boards[rank].load(self.state.number, offset, place).map_err(Error::other)?);
+        if place.numel() == 0 {
+            return Ok(());
         }
-        self.read_memory(rank, self.addresses[rank] + offset, place)
+        Ok(self.calls.boards[rank].load(self.state.number, offset, place).map_err(Error::other)?)
     }
 
     fn read_memory(&self, rank: usize, address: usize, place: &Tensor) -> Step {

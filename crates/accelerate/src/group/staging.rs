@@ -1,17 +1,25 @@
-//! All-reduce of tensors that are too large for a board: a reduce-scatter and an all-gather, pipelined through shared memory.
+//! Tensors that are too large for a board go through shared memory, block by block.
 //!
-//! Each rank reduces one part of the tensor ([`ring`]). A part goes in blocks, and each block takes three steps. All other ranks copy
-//! their contributions into their staging buffers, memory that all ranks have mapped (sent). The part's rank combines them with its own
-//! one, in its tensor, and copies the result into its staging buffer (reduced). The others copy it into their tensors (received). In
-//! turn `n` of a call, a rank sends its block `n`, reduces its block `n - LEAD` and receives the blocks `n - 2 * LEAD`. So ranks need not
-//! be in step, and a block stays in the caches from its first step to its last.
+//! Each rank has a staging buffer, memory that all ranks have mapped. Blocks of parts that are only moved, or reduced where they arrive,
+//! take two steps: a rank copies its block into its staging buffer (sent), and those who get it copy it from there (received). In turn
+//! `n` of a call, a rank sends its block `n` of every part and receives the blocks `n - LEAD`. So ranks need not be in step, and a block
+//! stays in the caches from its first step to its last.
+//!
+//! An all-reduce is a reduce-scatter and an all-gather, pipelined. Each rank reduces one part of the tensor ([`ring`]), and a block takes
+//! three steps. All other ranks send their contributions. The part's rank combines them with its own one, in its tensor, and copies the
+//! result into its staging buffer (reduced). The others receive it. In turn `n`, a rank sends its block `n`, reduces its block
+//! `n - LEAD` and receives the blocks `n - 2 * LEAD`.
 //!
 //! A staging buffer has a few slots for each part, which blocks use in turn: block `n` has the slot of block `n - SLOTS`. No rank fills a
-//! slot that another one still reads, and this is why. A rank in turn `n` has received block `n - 1 - 2 * LEAD` of every part, so all
-//! others have reduced that block: its contribution is not needed any more. A rank that reduces block `n` has seen that all others
-//! have sent it, so they are in turn `n` as well, and have received block `n - 1 - 2 * LEAD`: its result is not needed any more.
-//! `SLOTS` is more than `2 * LEAD`, so block `n - SLOTS` is that block or an earlier one. And no rank begins a call before all ranks have
-//! ended the call before it.
+//! slot that another one still reads, and this is why:
+//!
+//! - No rank begins a call before all ranks have ended the call before it.
+//! - Moved: a rank in turn `n` has received block `n - 1 - LEAD`, for which it has waited until all others had sent it. They were in turn
+//!   `n - 1 - LEAD` then, and had received block `n - 2 - 2 * LEAD`. `SLOTS` is at least `2 * LEAD + 2`, so block `n - SLOTS` is that
+//!   block or an earlier one.
+//! - Reduced: a rank in turn `n` has received block `n - 1 - 2 * LEAD` of every part, so all others have reduced that block: its
+//!   contribution is not needed any more. A rank that reduces block `n` has seen that all others have sent it, so they are in turn `n`
+//!   as well, and have received block `n - 1 - 2 * LEAD`: its result is not needed any more.
 //!
 //! What one processor has written last lies in its caches. Where another one has to fetch it from there across the machine, line by
 //! line, that takes several times as long as reading memory. So each rank measures how far away the others are, which is as far as it
@@ -34,10 +42,13 @@ const SLOTS: usize = 8;
 pub(super) const LEAD: usize = 3;
 
 // A slot is filled again only after its block is through all steps, as the head of this file says.
-const _: () = assert!(2 * LEAD < SLOTS);
+const _: () = assert!(2 * LEAD + 2 <= SLOTS);
 
 /// Bytes of all slots of a rank.
 const STAGING_BYTES: usize = 1 << 20;
+
+/// The most that a block of a part that is moved has: more would not stay in the second cache until it is received.
+const MOST_MOVED_BYTES: usize = 64 << 10;
 
 /// Blocks begin at lines of the cache.
 const ALIGNMENT: usize = 64;
@@ -45,9 +56,9 @@ const ALIGNMENT: usize = 64;
 /// Processors that share a cache take some 50 ns for a line that one of them has written last, and others 130 ns and more.
 const FAR_LINE: Duration = Duration::from_nanos(90);
 
-/// Bytes of a block, where so many ranks share a staging buffer.
-fn block_bytes(world_size: usize) -> usize {
-    (STAGING_BYTES / (SLOTS * world_size) / ALIGNMENT).max(1) * ALIGNMENT
+/// Bytes of a block, where so many parts share a staging buffer.
+fn block_bytes(num_parts: usize) -> usize {
+    (STAGING_BYTES / (SLOTS * num_parts) / ALIGNMENT).max(1) * ALIGNMENT
 }
 
 /// Bytes of a rank's staging buffer.
@@ -80,11 +91,22 @@ impl Staging {
         self.mode = if line < FAR_LINE { CopyMode::Cached } else { CopyMode::NonTemporal };
     }
 
-    /// A tensor of one dimension in its parts and blocks.
-    pub(super) fn blocks_of<'a>(&mut self, tensor: &'a Tensor) -> Result<Blocks<'a>> {
+    /// A tensor of one dimension in the parts of an all-reduce, and their blocks.
+    pub(super) fn ring_blocks<'a>(&mut self, tensor: &'a Tensor) -> Result<Blocks<'a>> {
+        let parts = ring::parts(tensor.numel(), tensor.f_kind()?.elt_size_in_bytes(), self.buffers.len());
+        self.blocks_of(tensor, parts)
+    }
+
+    /// A tensor of one dimension in equal parts, and their blocks.
+    pub(super) fn equal_blocks<'a>(&mut self, tensor: &'a Tensor) -> Result<Blocks<'a>> {
+        let world_size = self.buffers.len();
+        let part = tensor.numel() / world_size;
+        self.blocks_of(tensor, (0..world_size).map(|rank| rank * part..(rank + 1) * part).collect())
+    }
+
+    fn blocks_of<'a>(&mut self, tensor: &'a Tensor, parts: Vec<Range<usize>>) -> Result<Blocks<'a>> {
         let kind = tensor.f_kind()?;
         let element_bytes = kind.elt_size_in_bytes();
-        let parts = ring::parts(tensor.numel(), element_bytes, self.buffers.len());
         if self.contributions.as_ref().is_none_or(|(found, _)| *found != kind) {
             self.contributions = Some((kind, self.slots_as(kind)?));
         }
@@ -154,6 +176,56 @@ impl Staging {
         let place = self.byte(part, self.slot(block));
         copy_bytes((&self.buffers[part], place), (blocks.tensor, start), num_bytes, CopyMode::Cached)
     }
+
+    /// Copies a block of a part of this rank's tensor into its staging buffer.
+    pub(super) fn send_part(&self, blocks: MovedBlocks, tensor: &Tensor, part: usize, block: usize) -> io::Result<()> {
+        let (start, num_bytes) = blocks.bytes(block);
+        let place = blocks.place(part, self.slot(block));
+        let own = (&self.buffers[self.rank], place);
+        copy_bytes((tensor, part * blocks.part_bytes + start), own, num_bytes, self.mode)
+    }
+
+    /// Copies a block of a part of rank `from`'s tensor out of that rank's staging buffer, into a tensor that is for this part.
+    pub(super) fn receive_part(
+        &self,
+        blocks: MovedBlocks,
+        (from, part): (usize, usize),
+        tensor: &Tensor,
+        block: usize,
+    ) -> io::Result<()> {
+        let (start, num_bytes) = blocks.bytes(block);
+        let place = blocks.place(part, self.slot(block));
+        copy_bytes((&self.buffers[from], place), (tensor, start), num_bytes, CopyMode::Cached)
+    }
+}
+
+/// The blocks of parts that go from ranks to others as they are, where each rank has so many parts of `part_bytes` bytes each.
+#[derive(Clone, Copy)]
+pub(super) struct MovedBlocks {
+    part_bytes: usize,
+    block_bytes: usize,
+}
+
+impl MovedBlocks {
+    pub(super) fn new(num_parts: usize, part_bytes: usize) -> Self {
+        Self { part_bytes, block_bytes: block_bytes(num_parts).min(MOST_MOVED_BYTES) }
+    }
+
+    /// Blocks of a part.
+    pub(super) fn num_blocks(self) -> usize {
+        self.part_bytes.div_ceil(self.block_bytes)
+    }
+
+    /// Where a block begins in its part, and how many bytes it has.
+    fn bytes(self, block: usize) -> (usize, usize) {
+        let start = block * self.block_bytes;
+        (start, self.block_bytes.min(self.part_bytes.saturating_sub(start)))
+    }
+
+    /// Where the slot of a block begins in a staging buffer.
+    fn place(self, part: usize, slot: usize) -> usize {
+        (part * SLOTS + slot) * self.block_bytes
+    }
 }
 
 /// A tensor in parts of blocks.
@@ -174,7 +246,7 @@ impl Blocks<'_> {
     }
 
     /// The elements of a block of rank `part`'s part, none where the part is shorter than others.
-    fn range(&self, part: usize, block: usize) -> Range<usize> {
+    pub(super) fn range(&self, part: usize, block: usize) -> Range<usize> {
         let part = &self.parts[part];
         let start = (part.start + block * self.block_numel).min(part.end);
         start..(start + self.block_numel).min(part.end)
@@ -210,7 +282,7 @@ mod tests {
             let mut staging = staging(0, world_size);
             for (numel, kind) in [(1, Kind::Float), (70_001, Kind::Half), (500_000, Kind::Double), (99, Kind::Uint8)] {
                 let tensor = Tensor::zeros([numel], (kind, Device::Cpu));
-                let blocks = staging.blocks_of(&tensor).unwrap();
+                let blocks = staging.ring_blocks(&tensor).unwrap();
                 let mut end = 0;
                 for part in 0..world_size {
                     for block in 0..blocks.num_blocks() {
@@ -246,6 +318,25 @@ mod tests {
         assert!(starts.iter().enumerate().all(|(number, start)| *start == number * staging.block_bytes));
     }
 
+    #[test]
+    fn blocks_of_moved_parts_are_every_byte_once_and_within_the_buffer() {
+        for (world_size, num_parts) in [(2, 1), (2, 2), (3, 3), (64, 1), (64, 64), (5000, 5000)] {
+            for part_bytes in [0, 1, 63, 64, 70_001, 3 << 20] {
+                let blocks = MovedBlocks::new(num_parts, part_bytes);
+                let mut end = 0;
+                for block in 0..blocks.num_blocks() {
+                    let (start, num_bytes) = blocks.bytes(block);
+                    assert_eq!(start, end, "{num_parts} parts of {part_bytes} bytes");
+                    assert!(num_bytes > 0);
+                    end = start + num_bytes;
+                }
+                assert_eq!(end, part_bytes);
+                let last = blocks.place(num_parts - 1, SLOTS - 1) + blocks.block_bytes;
+                assert!(last <= staging_bytes(world_size), "{num_parts} parts of {world_size} ranks");
+            }
+        }
+    }
+
     /// Without memory that is shared: what one rank writes is where the other one looks for it.
     #[test]
     fn a_block_goes_from_its_rank_to_the_one_that_reduces_and_back() {
@@ -255,14 +346,14 @@ mod tests {
         let (theirs, block) = (Tensor::zeros([100_000], (kind, Device::Cpu)), 2);
         first.end_call(5);
         second.end_call(5);
-        let (sent, own) = (first.blocks_of(&tensors[0]).unwrap(), second.blocks_of(&tensors[1]).unwrap());
+        let (sent, own) = (first.ring_blocks(&tensors[0]).unwrap(), second.ring_blocks(&tensors[1]).unwrap());
         first.send(&sent, 1, block).unwrap();
         // As if both had mapped it.
         second.buffers[0].shallow_clone().copy_(&first.buffers[0]);
         assert_eq!(second.contribution(&own, 0, block).unwrap(), sent.block(1, block).unwrap());
         second.send(&own, 1, block).unwrap();
         first.buffers[1].shallow_clone().copy_(&second.buffers[1]);
-        let place = first.blocks_of(&theirs).unwrap();
+        let place = first.ring_blocks(&theirs).unwrap();
         first.receive(&place, 1, block).unwrap();
         assert_eq!(place.block(1, block).unwrap(), own.block(1, block).unwrap());
         let num_received = i64::try_from(&theirs.ne(0).sum(Kind::Int64)).unwrap();

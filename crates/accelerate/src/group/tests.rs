@@ -157,6 +157,43 @@ fn parts_go_to_the_ranks_that_they_are_for() {
     }
 }
 
+/// Sums of numbers that do not round, so that all orders of adding have one result.
+#[test]
+fn calls_of_every_kind_follow_each_other_while_ranks_are_late_by_turns() {
+    const SIZES: [i64; 4] = [1000, 40_000, 150_001, 700_000];
+    for world_size in 2..=4i64 {
+        testing::ranks(world_size as usize, Default::default(), |accelerator| {
+            let (group, rank) = (accelerator.group(), accelerator.process_index() as i64);
+            let of = |rank: i64, numel| Tensor::arange(numel, (Kind::Int, Device::Cpu)) * 7 + 1_000_003 * rank;
+            for call in 0..60i64 {
+                let numel = SIZES[(call * call / 3 % 4) as usize] * world_size;
+                (0..(call * 7 + rank * 5) % 11 * 20).for_each(|_| std::thread::yield_now());
+                let own = of(rank, numel);
+                let all: Vec<Tensor> = (0..world_size).map(|rank| of(rank, numel)).collect();
+                let sum = all.iter().map(Tensor::copy).reduce(|sum, next| sum + next).unwrap();
+                let part = |tensor: &Tensor| tensor.narrow(0, rank * numel / world_size, numel / world_size);
+                let (received, wanted) = match call % 6 {
+                    0 => (group.all_to_all_single(&own)?, Tensor::cat(&all.iter().map(part).collect::<Vec<_>>(), 0)),
+                    1 => (group.rotate(&own)?, all[((rank + world_size - 1) % world_size) as usize].copy()),
+                    2 => (group.all_gather_into_tensor(&own)?, Tensor::cat(&all, 0)),
+                    3 => (group.reduce_scatter_tensor(&own, ReduceOp::Sum)?, part(&sum)),
+                    4 => {
+                        group.all_reduce(&own, ReduceOp::Sum)?;
+                        (own, sum)
+                    }
+                    _ => {
+                        group.broadcast(&own, (call % world_size) as usize)?;
+                        (own, all[(call % world_size) as usize].copy())
+                    }
+                };
+                assert_eq!(received, wanted, "call {call} of {numel} numbers on {world_size} ranks");
+            }
+            Ok(())
+        })
+        .unwrap();
+    }
+}
+
 #[test]
 fn shards_of_a_sum_are_added_in_the_order_of_ranks() {
     for world_size in 1..=4 {

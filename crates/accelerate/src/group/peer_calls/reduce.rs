@@ -2,21 +2,17 @@
 
 use super::{DONE, Running, Step, num_bytes};
 use crate::error::Error;
-use crate::group::ReduceOp;
 use crate::group::call_board::Counter;
 use crate::group::staging::{Blocks, LEAD};
 use accelerate_core::ring;
 use tch::{Device, Kind, Tensor};
 use torch_ext::scalar;
 
-/// How much is read and added at once: it stays in the caches of a core.
-const BLOCK_BYTES: usize = 128 << 10;
-
 impl Running<'_> {
     /// Room for `count` times as many elements as `like` has.
     fn room(&mut self, count: usize, like: &Tensor) -> Step<Vec<Tensor>> {
         let (bytes, numel) = (num_bytes(like), like.numel() as i64);
-        let wanted = (count * bytes).max(2 * BLOCK_BYTES) as i64;
+        let wanted = (count * bytes) as i64;
         let room = match self.state.room.take() {
             Some(room) if wanted <= room.numel() as i64 => room,
             _ => Tensor::f_empty([wanted], (Kind::Uint8, Device::Cpu))?,
@@ -35,7 +31,7 @@ impl Running<'_> {
         for rank in calls.others() {
             self.read(rank, 0, &inputs[rank])?;
         }
-        self.leave()?;
+        self.post(DONE);
         if world_size == 2 {
             add.scale(own)?;
             add.scale(&inputs[1 - rank])?;
@@ -58,7 +54,7 @@ impl Running<'_> {
 
     /// Every rank reduces its part, block by block, and gets the results of the others.
     pub(super) fn reduce(&mut self, own: &Tensor, add: Add) -> Step {
-        let blocks = self.state.staging.blocks_of(own)?;
+        let blocks = self.state.staging.ring_blocks(own)?;
         let num_blocks = blocks.num_blocks();
         let before = |turn: usize, lead: usize| turn.checked_sub(lead).filter(|&block| block < num_blocks);
         for turn in 0..num_blocks + 2 * LEAD {
@@ -124,31 +120,55 @@ impl Running<'_> {
         Ok(())
     }
 
-    pub(super) fn reduce_scatter(&mut self, rows: &Tensor, shard: &Tensor, op: ReduceOp) -> Step {
-        let calls = self.calls;
-        let add = Add { op: op.of_backend(), factor: None };
-        let element_bytes = shard.f_kind()?.elt_size_in_bytes();
-        let row = calls.rank * shard.numel();
-        let rows = rows.f_view([-1])?;
-        for start in (0..shard.numel()).step_by(BLOCK_BYTES / element_bytes) {
-            let numel = (BLOCK_BYTES / element_bytes).min(shard.numel() - start);
-            let mut sum = shard.f_narrow(0, start as i64, numel as i64)?;
-            let input = self.room(1, &sum)?.swap_remove(0);
-            for rank in 0..calls.peers.len() {
-                let own =
-                    (rank == calls.rank).then(|| rows.f_narrow(0, (row + start) as i64, numel as i64)).transpose()?;
-                match (rank, own) {
-                    (0, Some(own)) => drop(sum.f_copy_(&own)?),
-                    (0, None) => self.read(rank, (row + start) * element_bytes, &sum)?,
-                    (_, Some(own)) => add.combine(&sum, &own)?,
-                    (_, None) => {
-                        self.read(rank, (row + start) * element_bytes, &input)?;
-                        add.combine(&sum, &input)?;
-                    }
-                }
+    /// Every rank combines what all of them have for its `shard`, in the order of ranks.
+    pub(super) fn reduce_scatter(&mut self, rows: &Tensor, shard: &Tensor, add: Add) -> Step {
+        if self.is_on_board {
+            return self.reduce_scatter_small(rows, shard, add);
+        }
+        let blocks = self.state.staging.equal_blocks(rows)?;
+        let num_blocks = blocks.num_blocks();
+        for turn in 0..num_blocks + LEAD {
+            if turn < num_blocks {
+                self.send_block(&blocks, turn, add)?;
+            }
+            if let Some(block) = turn.checked_sub(LEAD) {
+                self.reduce_rows(&blocks, block, shard, add)?;
             }
         }
-        self.leave()
+        self.state.staging.end_call(num_blocks);
+        self.post(DONE);
+        Ok(())
+    }
+
+    fn reduce_rows(&self, blocks: &Blocks<'_>, block: usize, shard: &Tensor, add: Add) -> Step {
+        let (calls, staging) = (self.calls, &self.state.staging);
+        for rank in calls.others() {
+            self.wait_for_block(rank, Counter::BlocksSent, staging.number(block))?;
+        }
+        let (own, first) = (blocks.range(calls.rank, block), blocks.range(calls.rank, 0).start);
+        let sum = shard.f_narrow(0, (own.start - first) as i64, own.len() as i64)?;
+        for rank in 0..calls.peers.len() {
+            let input = match rank == calls.rank {
+                true => blocks.block(rank, block)?,
+                false => staging.contribution(blocks, rank, block)?,
+            };
+            add.set_or_combine(rank == 0, &sum, &input)?;
+        }
+        Ok(())
+    }
+
+    fn reduce_scatter_small(&mut self, rows: &Tensor, shard: &Tensor, add: Add) -> Step {
+        let (calls, row_bytes) = (self.calls, num_bytes(shard));
+        let room = self.room(1, shard)?.swap_remove(0);
+        let own = rows.f_narrow(0, (calls.rank * shard.numel()) as i64, shard.numel() as i64)?;
+        for rank in 0..calls.peers.len() {
+            if rank != calls.rank {
+                self.read(rank, calls.rank * row_bytes, &room)?;
+            }
+            add.set_or_combine(rank == 0, shard, if rank == calls.rank { &own } else { &room })?;
+        }
+        self.post(DONE);
+        Ok(())
     }
 }
 
@@ -165,6 +185,15 @@ impl Add {
             scalar::mul_(input, factor)?;
         }
         Ok(())
+    }
+
+    /// The first input is what the others are combined with.
+    fn set_or_combine(self, is_first: bool, result: &Tensor, input: &Tensor) -> Step {
+        if is_first {
+            result.shallow_clone().f_copy_(input)?;
+            return Ok(());
+        }
+        self.combine(result, input)
     }
 
     fn combine(self, result: &Tensor, input: &Tensor) -> Step {
