@@ -107,9 +107,7 @@ impl Process<'_> {
         let printed = String::from_utf8_lossy(&printed);
         let (outcome, figure) = match outcome {
             Ok(output) => judge(output.status, &answer, &printed),
-            Err(error) if error.is_limit_passed() => {
-                (Outcome::TimedOut, format!("did not end within {} s", self.limit.as_secs()))
-            }
+            Err(error) if error.is_limit_passed() => late(self.limit, self.check.limit),
             Err(error) if error.is_interrupted() => return Err(error.into()),
             Err(error) => (Outcome::Failed, error.to_string()),
         };
@@ -137,6 +135,15 @@ impl Process<'_> {
         }
         command
     }
+}
+
+/// What came of a check that was ended after so long: one that had less time than it may take, because of those before, is no failure.
+fn late(had: Duration, may_take: Duration) -> (Outcome, String) {
+    let had_seconds = had.as_secs();
+    if had < may_take {
+        return (Outcome::NoTime, format!("{had_seconds} s were left for it of the time for all checks, see --budget"));
+    }
+    (Outcome::TimedOut, format!("did not end within {had_seconds} s"))
 }
 
 /// What came of a check whose process has ended by itself.
@@ -183,6 +190,14 @@ mod tests {
         ] {
             assert_eq!(time_for(limit, left), wanted, "{limit:?} {left:?}");
         }
+    }
+
+    #[test]
+    fn a_check_that_had_less_time_than_it_may_take_has_not_failed() {
+        let seconds = Duration::from_secs;
+        assert_eq!(late(seconds(180), seconds(180)).0, Outcome::TimedOut);
+        let (outcome, figure) = late(seconds(142), seconds(180));
+        assert_eq!((outcome, figure.starts_with("142 s were left")), (Outcome::NoTime, true));
     }
 
     #[test]
