@@ -27,6 +27,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::time::{Duration, Instant};
 
 use rustix::process::{
     Pid, PidfdFlags, Signal, getpid, getppid, pidfd_open, pidfd_send_signal, set_parent_process_death_signal,
@@ -39,11 +40,17 @@ use accelerate_core::files::ShownPath;
 use crate::config::Helper;
 use crate::hosts;
 use crate::placement::{bind_this_process, core_list, core_numbers};
+use crate::process_stat::ProcessStat;
 
 const RANK_ROLE: &str = "__accelerate_rank";
 const GUARD_ROLE: &str = "__accelerate_guard";
 /// Also in [`AGENT_SCRIPT`](crate::AGENT_SCRIPT).
 const AGENT_ROLE: &str = "__accelerate_agent";
+/// So often in a row the guard has to find nobody, with a pause before each look.
+const QUIET_LOOKS: usize = 3;
+const LOOK_PAUSE: Duration = Duration::from_millis(5);
+/// So long the guard looks again because of processes of which it cannot know whether they are marked.
+const UNCLEAR_PATIENCE: Duration = Duration::from_secs(10);
 /// Marks every process of a launch.
 pub(crate) const MARK_VARIABLE: &str = LAUNCH_ID_VARIABLE;
 
@@ -147,35 +154,82 @@ fn guard(mut input: impl Read, mark: &OsStr) -> ExitCode {
     // Whoever kills all processes of the launcher's name (`killall -9 accelerate`) would leave what ranks have started. Under its
     // old name it guards all the same.
     let _ = set_name(c"launch guard");
+    let since = ProcessStat::read("self").map(|own| own.started_at).unwrap_or_default();
     // Nothing is ever written: the pipe only ends. Bytes all the same would change nothing.
     let _ = io::copy(&mut input, &mut io::sink());
-    // Killing takes time, and what is not dead yet may have children meanwhile: until nobody is found.
-    while kill_marked(mark) > 0 {
-        std::thread::yield_now();
+    // Killing takes time, and what is not dead yet may have children meanwhile, which a list of all processes may miss: until nobody
+    // is found several times.
+    let mut give_up_at = Instant::now() + UNCLEAR_PATIENCE;
+    let mut num_quiet = 0;
+    while num_quiet < QUIET_LOOKS {
+        match look(mark, since) {
+            Look { num_killed: 1.., .. } => (num_quiet, give_up_at) = (0, Instant::now() + UNCLEAR_PATIENCE),
+            Look { num_unclear: 1.., .. } if Instant::now() < give_up_at => num_quiet = 0,
+            _ => num_quiet += 1,
+        }
+        std::thread::sleep(LOOK_PAUSE);
     }
     ExitCode::SUCCESS
 }
 
-fn kill_marked(mark: &OsStr) -> usize {
-    let Ok(entries) = std::fs::read_dir("/proc") else {
-        return 0;
-    };
-    entries
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
-        .filter(|number| Pid::from_raw(*number) != Some(getpid()))
-        .filter(|number| kill_if_marked(*number, mark).is_some())
-        .count()
+/// One look at all processes.
+#[derive(Clone, Copy, Debug, Default)]
+struct Look {
+    num_killed: usize,
+    num_unclear: usize,
 }
 
-/// Through a descriptor, so that a number that has passed on to another process hits nobody.
-fn kill_if_marked(number: i32, mark: &OsStr) -> Option<()> {
-    let process = pidfd_open(Pid::from_raw(number)?, PidfdFlags::empty()).ok()?;
-    // Empty for a process that has ended but has not been collected.
-    let environment = std::fs::read(format!("/proc/{number}/environ")).ok()?;
-    if !is_marked(&environment, mark) {
-        return None;
+/// What a process is to a guard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kinship {
+    Marked,
+    Stranger,
+    /// It is becoming another program and has no environment at this moment, so it has to be looked at again.
+    Unclear,
+}
+
+/// Kills what is marked.
+fn look(mark: &OsStr, since: u64) -> Look {
+    let mut look = Look::default();
+    let Ok(entries) = std::fs::read_dir("/proc") else {
+        return look;
+    };
+    let numbers = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    for process in numbers.filter_map(Pid::from_raw).filter(|process| *process != getpid()) {
+        match kill_if_marked(process, mark, since) {
+            Some(Kinship::Marked) => look.num_killed += 1,
+            Some(Kinship::Unclear) => look.num_unclear += 1,
+            Some(Kinship::Stranger) | None => {}
+        }
     }
-    pidfd_send_signal(&process, Signal::KILL).ok()
+    look
+}
+
+/// Through a descriptor, so that a number that has passed on to another process hits nobody. `None` for one that is gone, or out of
+/// reach.
+fn kill_if_marked(process: Pid, mark: &OsStr, since: u64) -> Option<Kinship> {
+    let descriptor = pidfd_open(process, PidfdFlags::empty()).ok()?;
+    let number = process.as_raw_nonzero().to_string();
+    let environment = std::fs::read(format!("/proc/{number}/environ")).ok()?;
+    let kinship = kinship(&environment, mark, since, || ProcessStat::read(&number));
+    if kinship == Kinship::Marked {
+        pidfd_send_signal(&descriptor, Signal::KILL).ok()?;
+    }
+    Some(kinship)
+}
+
+/// Of a process with this environment, for a guard that has been there `since` then.
+fn kinship(environment: &[u8], mark: &OsStr, since: u64, stat: impl Fn() -> Option<ProcessStat>) -> Kinship {
+    // What is older than the guard is older than the ranks. What has cleared its environment still has one, of no bytes.
+    let is_between_programs = |stat: ProcessStat| {
+        !stat.has_ended && !stat.is_kernel_thread && stat.started_at >= since && stat.environment_end == 0
+    };
+    match environment {
+        [] if stat().is_some_and(is_between_programs) => Kinship::Unclear,
+        [] => Kinship::Stranger,
+        _ if is_marked(environment, mark) => Kinship::Marked,
+        _ => Kinship::Stranger,
+    }
 }
 
 /// The variable lists the launch and those around it: a launch inside a rank belongs to both.
@@ -207,6 +261,10 @@ impl Guard {
         Ok(Self { process })
     }
 
+    pub(crate) fn process_id(&self) -> Pid {
+        Pid::from_child(&self.process)
+    }
+
     /// Everything has ended: there is nothing to guard any more. The pipe stays open until the guard is
     /// gone, so that it never sees its end.
     pub(crate) fn dismiss(mut self) {
@@ -233,6 +291,7 @@ pub(crate) fn new_mark(inherited: Option<OsString>) -> (OsString, OsString) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process_stat::tests::stat;
     use rstest::rstest;
 
     #[rstest]
@@ -245,6 +304,24 @@ mod tests {
     #[case("X=ACCELERATE_LAUNCH_ID=7-a\0", false)]
     fn only_the_launchs_own_processes_carry_its_mark(#[case] environment: &str, #[case] expected: bool) {
         assert_eq!(is_marked(environment.as_bytes(), "7-a".as_ref()), expected);
+    }
+
+    #[rstest]
+    #[case::becoming_a_program("", &stat("sh", "R", 0, 50, 0), Kinship::Unclear)]
+    #[case::becoming_a_program_as_old_as_the_guard("", &stat("sh", "D", 0, 40, 0), Kinship::Unclear)]
+    #[case::older_than_the_guard("", &stat("sh", "R", 0, 39, 0), Kinship::Stranger)]
+    #[case::ended("", &stat("sh", "Z", 0, 50, 0), Kinship::Stranger)]
+    #[case::of_the_kernel("", &stat("kworker/0:1", "I", 0x0420_8060, 50, 0), Kinship::Stranger)]
+    #[case::cleared_environment("", &stat("sh", "S", 0, 50, 4096), Kinship::Stranger)]
+    #[case::gone("", "", Kinship::Stranger)]
+    #[case::marked("ACCELERATE_LAUNCH_ID=7-a\0", "", Kinship::Marked)]
+    #[case::of_another_launch("ACCELERATE_LAUNCH_ID=7-b\0", "", Kinship::Stranger)]
+    fn who_becomes_another_program_is_looked_at_again(
+        #[case] environment: &str,
+        #[case] line: &str,
+        #[case] wanted: Kinship,
+    ) {
+        assert_eq!(kinship(environment.as_bytes(), "7-a".as_ref(), 40, || ProcessStat::parse(line)), wanted);
     }
 
     #[test]

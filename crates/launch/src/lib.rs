@@ -16,6 +16,7 @@ mod outlet;
 mod placement;
 mod plan;
 mod port;
+mod process_stat;
 mod program;
 mod question;
 mod reference;

@@ -470,16 +470,14 @@ impl Supervisor<'_> {
 
     /// In a process of our own, whatever is still a child of it now had left its rank's process group.
     fn end_leftovers(&mut self) {
-        // First of all, because it is a child too.
-        if let Some(guard) = self.guard.take() {
-            guard.dismiss();
-        }
+        let guard = self.guard.take();
         if !self.plan.dedicated_process {
+            guard.into_iter().for_each(Guard::dismiss);
             return;
         }
         let given_up = |process| self.ranks.iter().any(|rank| rank.has_given_up(process));
         let Leftovers { num_ended, survivors, stopped_by } =
-            leftovers::end(self.signals, self.plan.grace_period, given_up);
+            leftovers::end(self.signals, self.plan.grace_period, guard, given_up);
         self.stopping = self.stopping.or(stopped_by);
         self.survivors = survivors;
         if num_ended > 0 {

@@ -173,6 +173,22 @@ fn an_interrupt_while_daemons_are_being_ended_is_obeyed() {
     witness.expect_nobody_survives();
 }
 
+/// The guard stays until they are gone, because the launcher may be killed before.
+#[test]
+fn killing_the_launcher_while_daemons_are_being_ended_leaves_nothing() {
+    for num_processes in [1, 2] {
+        let (_folder, pipe) = named_pipe();
+        let daemon = format!("trap \"echo asked >/dev/fd/$WITNESS\" TERM; echo >{pipe}; {LIVE_ON}");
+        let script = format!("[ ${{RANK:-0}} = 1 ] || {{ setsid sh -c '{daemon}' & read line <{pipe}; }}");
+        let mut witness = Witness::new();
+        let mut child = witness.start(launch_script(num_processes, &["--grace_period", "3600"], &script));
+        witness.wait_for("asked", 1);
+        send(&child, Signal::KILL);
+        child.wait().unwrap();
+        witness.expect_nobody_survives();
+    }
+}
+
 #[test]
 fn without_a_grace_period_daemons_are_ended_all_the_same() {
     let (_folder, pipe) = named_pipe();

@@ -11,6 +11,8 @@ use super::rank::KILL_PATIENCE;
 use super::signals::{Event, Signals};
 use super::timespec;
 use crate::failure::Survivor;
+use crate::helper::Guard;
+use crate::process_stat::ProcessStat;
 
 /// What was found, and the signal that told this process to stop meanwhile.
 pub(super) struct Leftovers {
@@ -23,14 +25,24 @@ pub(super) struct Leftovers {
 
 /// Asks all remaining children of this process to end, and makes them after `grace_period` or at once when this process is told to
 /// stop. Killing one can bring up its own children, so it goes on until there are none, or only those that are `given_up`: they
-/// have been killed before, and waited for.
-pub(super) fn end(signals: &mut Signals, grace_period: Duration, given_up: impl Fn(Pid) -> bool) -> Leftovers {
+/// have been killed before, and waited for. The guard is dismissed last: this process may be killed meanwhile.
+pub(super) fn end(
+    signals: &mut Signals,
+    grace_period: Duration,
+    mut guard: Option<Guard>,
+    given_up: impl Fn(Pid) -> bool,
+) -> Leftovers {
     let mut kill_at = Instant::now() + grace_period;
     let mut known = BTreeSet::new();
     let mut stopped_by = None;
+    if guard.as_ref().is_some_and(|guard| is_only_child(guard.process_id())) {
+        guard.take().into_iter().for_each(Guard::dismiss);
+    }
     loop {
         loop {
             match wait(WaitOptions::NOHANG) {
+                // Somebody has killed it. Its number may soon be that of another process.
+                Ok(Some((ended, _))) if guard.as_ref().is_some_and(|guard| guard.process_id() == ended) => guard = None,
                 Ok(Some(_)) | Err(Errno::INTR) => {}
                 Ok(None) => break,
                 // No children at all: the usual case, and cheap.
@@ -40,10 +52,16 @@ pub(super) fn end(signals: &mut Signals, grace_period: Duration, given_up: impl 
         let now = Instant::now();
         // Whoever outlives this too is stuck in the kernel.
         let give_up_at = kill_at + KILL_PATIENCE;
-        let children = children();
+        let guard_process = guard.as_ref().map(Guard::process_id);
+        let children: Vec<_> = children().into_iter().filter(|child| Some(*child) != guard_process).collect();
+        if children.is_empty() && guard.is_some() {
+            guard.take().into_iter().for_each(Guard::dismiss);
+            continue;
+        }
         let are_given_up = !children.is_empty() && children.iter().all(|child| given_up(*child));
         if now >= give_up_at || are_given_up {
             let survivors: Vec<_> = children.iter().filter_map(|child| survivor(*child)).collect();
+            guard.into_iter().for_each(Guard::dismiss);
             known.retain(|number| !children.iter().any(|child| child.as_raw_nonzero() == *number));
             return Leftovers { num_ended: known.len(), survivors, stopped_by };
         }
@@ -80,33 +98,23 @@ fn children() -> Vec<Pid> {
     let Ok(entries) = std::fs::read_dir("/proc") else {
         return Vec::new();
     };
+    let is_child = |number: &str| ProcessStat::read(number).is_some_and(|stat| !stat.has_ended && stat.parent == own);
     entries
-        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok())
-        .filter(|number| {
-            std::fs::read_to_string(format!("/proc/{number}/stat"))
-                .is_ok_and(|stat| living_child_of(&stat) == Some(own))
+        .filter_map(|entry| {
+            let name = entry.ok()?.file_name();
+            let number = name.to_str()?;
+            let process = number.parse().ok().and_then(Pid::from_raw)?;
+            is_child(number).then_some(process)
         })
-        .filter_map(Pid::from_raw)
         .collect()
 }
 
-/// The fourth field, unless the third says that the process has ended; the second is a name in parentheses that may itself contain
-/// spaces and parentheses.
-fn living_child_of(stat: &str) -> Option<i32> {
-    let (_, after_name) = stat.rsplit_once(')')?;
-    let mut fields = after_name.split_whitespace();
-    (fields.next()? != "Z").then(|| fields.next()?.parse().ok()).flatten()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_parent_is_found_behind_any_name() {
-        assert_eq!(living_child_of("12 (sh) S 7 12 12 0"), Some(7));
-        assert_eq!(living_child_of("12 (a) S 9 (b c) R 7 12"), Some(7));
-        assert_eq!(living_child_of("12 (sh) Z 7 12 12 0"), None);
-        assert_eq!(living_child_of("12"), None);
-    }
+/// Is the guard the only child? The kernel may overlook one that has just come, which is found once the guard is gone. Asking it is
+/// cheaper than looking at all processes of the machine; `false` where it cannot be asked.
+fn is_only_child(guard: Pid) -> bool {
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return false };
+    let lists = threads.map(|thread| std::fs::read_to_string(thread?.path().join("children")));
+    let Ok(lists) = lists.collect::<std::io::Result<Vec<_>>>() else { return false };
+    let guard = guard.as_raw_nonzero().to_string();
+    lists.iter().flat_map(|list| list.split_whitespace()).all(|number| number == guard)
 }
