@@ -203,7 +203,7 @@ impl Asked {
     fn handle_signals(&mut self) -> std::result::Result<(), Reason> {
         for event in self.signals.pending() {
             match event {
-                Event::Stop(signal) => return Err(Reason::Signal(signal)),
+                Event::Stop(signal) | Event::Typed(signal) => return Err(Reason::Signal(signal)),
                 Event::Suspend => {
                     let stopped_at = Instant::now();
                     self.signal_group(Signal::TSTP);

@@ -158,7 +158,7 @@ fn pause(duration: Duration, signals: &mut Signals, reporter: &mut dyn Reporter)
     loop {
         for event in signals.pending() {
             match event {
-                Event::Stop(signal) => return Err(Error::interrupted(signal.as_raw())),
+                Event::Stop(signal) | Event::Typed(signal) => return Err(Error::interrupted(signal.as_raw())),
                 Event::Suspend => suspend_this_process(),
                 // There is nobody to pass it on to.
                 Event::User(_) | Event::ChildEnded | Event::WindowChanged => {}

@@ -323,7 +323,8 @@ impl Supervisor<'_> {
         for event in self.signals.pending() {
             match event {
                 Event::ChildEnded => {}
-                Event::Stop(signal) => self.stop(signal),
+                Event::Stop(signal) => self.stop(signal, false),
+                Event::Typed(signal) => self.stop(signal, true),
                 // Meant for the program itself; its helpers need not survive it.
                 Event::User(signal) => self.ranks.iter().for_each(|rank| rank.signal_leader(signal)),
                 Event::Suspend => {
@@ -341,7 +342,8 @@ impl Supervisor<'_> {
         self.reap(Instant::now());
     }
 
-    fn stop(&mut self, signal: Signal) {
+    /// `is_typed`: the key has told the rank as well, which must not get the signal twice.
+    fn stop(&mut self, signal: Signal, is_typed: bool) {
         // Whoever stops a run may tell its ranks as well, and one of them may end before this process hears of it. The others have
         // been told by then, but for a failure, which leaves them less time.
         let is_same_request = self.stopping.is_none() && self.has_failed_by(signal.as_raw());
@@ -356,6 +358,9 @@ impl Supervisor<'_> {
         if is_same_request {
             let kill_at = moment_after(grace_period);
             self.ranks.iter_mut().for_each(|rank| rank.give_time(kill_at));
+        } else if is_typed {
+            let kill_at = moment_after(grace_period);
+            self.ranks.iter_mut().for_each(|rank| rank.is_asked_to_end(kill_at));
         } else {
             // Where another machine has failed, this is a part of its story.
             self.activities = self.activities();

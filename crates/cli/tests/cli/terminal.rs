@@ -65,15 +65,16 @@ fn colours_can_be_refused() {
     assert!(screen.contains("[rank 1] x\n") && !screen.contains('\x1b'), "{screen:?}");
 }
 
-/// A session of its own with a controlling terminal, where keys become signals: `TYPED` is typed when the
-/// program has printed `ready`. Python brings what this needs.
+/// A session of its own with a controlling terminal, where keys become signals: what is typed comes when the
+/// program has printed `ready`, and what follows after a space when it has printed that once more. Python brings what this needs.
 const SESSION: &str = "
 import os, pty, sys
 child, terminal = pty.fork()
 if child == 0:
     os.execvp(sys.argv[2], sys.argv[2:])
 seen = b''
-typed = False
+typed = 0
+parts = sys.argv[1].split(' ')
 while True:
     try:
         chunk = os.read(terminal, 4096)
@@ -82,9 +83,10 @@ while True:
     if not chunk:
         break
     seen += chunk
-    if not typed and seen.count(b'ready') >= int(os.environ['READY']):
-        typed = True
-        os.write(terminal, sys.argv[1].encode().decode('unicode_escape').encode())
+    for part in parts[:1] if seen.count(b'ready') >= int(os.environ['READY']) + typed else []:
+        typed += 1
+        parts.pop(0)
+        os.write(terminal, part.encode().decode('unicode_escape').encode())
 sys.stdout.buffer.write(seen)
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 ";
@@ -107,34 +109,52 @@ fn control_c_ends_every_rank() {
     assert!(screen.contains("SIGINT received") && !screen.contains("survived"), "{screen}");
 }
 
+/// The program reads what is typed, and gets the key's signal once. What it does with it is its own affair for the grace period.
 /// With copies of its output in files as well.
 #[rstest]
 #[case::alone(&[])]
 #[case::copied(&["--tee", "3"])]
-fn one_process_owns_the_terminal_and_decides_what_control_c_means(#[case] flags: &[&str]) {
+fn one_process_owns_the_terminal_and_has_time_after_control_c(#[case] flags: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
-    // As a debugger does: the key interrupts what runs, and the prompt comes back.
     let script = "import signal, sys, time\n\
                   seen = []\n\
                   signal.signal(signal.SIGINT, lambda *_: seen.append(1))\n\
                   print('ready', flush=True)\n\
                   while not seen: time.sleep(0.01)\n\
                   print('interrupted', flush=True)\n\
-                  print('read', input())\n\
-                  sys.exit(3)";
-    let mut command = launch(1, flags);
-    command.arg("--log_dir").arg(folder.path()).args(["python3", "-c", script]);
-    let (screen, code) = in_session("\\x03answer\\n", 1, &command);
-    assert_eq!(code, Some(3), "{screen}");
-    assert!(screen.contains("interrupted") && screen.contains("read answer"), "{screen}");
+                  print('read', input(), len(seen), 'time')\n\
+                  sys.exit(int(sys.argv[1]))";
+    for (program_ends_with, trouble) in [("0", None), ("3", Some("told to stop, rank 0 exited with code 3"))] {
+        let mut command = launch(1, flags);
+        command.arg("--log_dir").arg(folder.path()).args(["python3", "-c", script, program_ends_with]);
+        let (screen, code) = in_session("\\x03answer\\n", 1, &command);
+        assert_eq!(code, Some(130), "{screen}");
+        assert!(screen.contains("interrupted") && screen.contains("read answer 1 time"), "{screen}");
+        assert!(
+            screen.contains("SIGINT received") && screen.contains(trouble.unwrap_or("stopped by SIGINT")),
+            "{screen}"
+        );
+    }
 }
 
-/// The program decides what the key means, here to fail, and whoever presses it does not want it again.
+const GOES_ON: &str =
+    "trap 'echo ready' INT; echo ready; i=0; while [ $i -lt 400 ]; do sleep 0.05; i=$((i+1)); done; echo survived";
+
+#[rstest]
+#[case::after_the_grace_period("\\x03", "0.3", "did not end within 0.3 s and was killed")]
+#[case::by_a_second_one("\\x03 \\x03", "3600", "stopped by SIGINT")]
+fn control_c_ends_one_process_that_goes_on(#[case] typed: &str, #[case] seconds: &str, #[case] words: &str) {
+    let command = launch_script(1, &["--shutdown_grace_period", seconds], GOES_ON);
+    let (screen, code) = in_session(typed, 1, &command);
+    assert_eq!(code, Some(130), "{screen}");
+    assert!(screen.contains(words) && !screen.contains("survived"), "{screen}");
+}
+
+/// Whatever the program makes of the key, whoever presses it does not want it again.
 #[test]
 fn a_program_that_was_interrupted_at_its_terminal_is_not_restarted() {
     let script = "trap 'exit 1' INT; echo ready; while :; do sleep 0.05; done";
     let (screen, code) = in_session("\\x03", 1, &launch_script(1, &["--max_restarts", "3"], script));
-    assert_eq!(code, Some(1), "{screen}");
+    assert_eq!(code, Some(130), "{screen}");
     assert!(!screen.contains("begins"), "{screen}");
-    assert!(screen.contains("not restarted: SIGINT had come"), "{screen}");
 }

@@ -189,7 +189,7 @@ impl<'a> Conductor<'a> {
     fn handle_signals(&mut self) {
         for event in self.signals.pending() {
             match event {
-                Event::Stop(signal) => self.stop(signal.as_raw()),
+                Event::Stop(signal) | Event::Typed(signal) => self.stop(signal.as_raw()),
                 Event::User(signal) => self.tell_all(&ToAgent::Signal { signal: signal.as_raw() }),
                 Event::Suspend => {
                     self.tell_all(&ToAgent::Pause);

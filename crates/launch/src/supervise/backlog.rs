@@ -49,11 +49,13 @@ pub(crate) fn hand_over(
         }
         for event in if has_signal { signals.pending() } else { Vec::new() } {
             match event {
-                Event::Stop(_) if stopped_by.is_some() => {
+                Event::Stop(_) | Event::Typed(_) if stopped_by.is_some() => {
                     reporter.abandon();
                     return Ok(stopped_by);
                 }
-                Event::Stop(signal) => (stopped_by, taken_at) = (Some(signal.as_raw()), Instant::now()),
+                Event::Stop(signal) | Event::Typed(signal) => {
+                    (stopped_by, taken_at) = (Some(signal.as_raw()), Instant::now());
+                }
                 Event::Suspend => {
                     suspend_this_process();
                     taken_at = Instant::now();

@@ -240,10 +240,17 @@ impl RankProcess {
     /// Asks the group to end, and sets the moment at which it will be made to.
     pub(crate) fn ask_to_end(&mut self, signal: Signal, kill_at: Instant) {
         if self.phase == Phase::Running {
-            self.was_told_to_end = self.ended.is_none();
             self.signal_group(signal);
             // A process that is stopped would not get the signal before it goes on.
             self.signal_group(Signal::CONT);
+            self.is_asked_to_end(kill_at);
+        }
+    }
+
+    /// Somebody else has asked it.
+    pub(crate) fn is_asked_to_end(&mut self, kill_at: Instant) {
+        if self.phase == Phase::Running {
+            self.was_told_to_end = self.ended.is_none();
             self.phase = Phase::Ending { kill_at };
         }
     }

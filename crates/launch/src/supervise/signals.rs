@@ -20,6 +20,8 @@ pub(crate) enum Event {
     ChildEnded,
     /// End, with this signal for the ranks.
     Stop(Signal),
+    /// The same by a key of the terminal, which has told the rank in the foreground as well.
+    Typed(Signal),
     /// To be passed on as it is.
     User(Signal),
     Suspend,
@@ -30,7 +32,7 @@ impl Event {
     /// The number of the signal, if it is one that tells this process to stop.
     pub(crate) fn stop(self) -> Option<i32> {
         match self {
-            Self::Stop(signal) => Some(signal.as_raw()),
+            Self::Stop(signal) | Self::Typed(signal) => Some(signal.as_raw()),
             _ => None,
         }
     }
@@ -118,8 +120,7 @@ impl Signals {
         self.is_foreground = is_foreground;
     }
 
-    /// The first signal to stop of all that were looked for by [`pending`](Self::pending), those included that were left to a program
-    /// in the foreground.
+    /// The first signal to stop of all that were looked for by [`pending`](Self::pending).
     pub(crate) fn stopped_by(&self) -> Option<i32> {
         self.stopped_by
     }
@@ -131,9 +132,12 @@ impl Signals {
     pub(crate) fn pending(&mut self) -> Vec<Event> {
         let Self { delivery, is_foreground, requests, stopped_by, .. } = self;
         let new = delivery.pending().filter(|origin| !requests.is_known(origin.signal, is_own(origin)));
-        let new: Vec<i32> = new.map(|origin| origin.signal).collect();
-        *stopped_by = stopped_by.or_else(|| new.iter().copied().find(|signal| STOPPING.contains(signal)));
-        new.into_iter().filter_map(|signal| event(signal, *is_foreground)).collect()
+        // Keys are signals of the kernel, not of a process, and reach every process in the foreground.
+        let new = new.map(|origin| (origin.signal, *is_foreground && origin.process.is_none()));
+        let new: Vec<(i32, bool)> = new.collect();
+        let mut signals = new.iter().map(|(signal, _)| *signal);
+        *stopped_by = stopped_by.or_else(|| signals.find(|signal| STOPPING.contains(signal)));
+        new.into_iter().filter_map(|(signal, is_shared)| event(signal, is_shared)).collect()
     }
 
     /// Stops listening and lets `signal` do what it would have done: end this process, unless the host handles it.
@@ -184,15 +188,15 @@ fn is_own(origin: &Origin) -> bool {
     origin.process.is_some_and(|sender| sender.pid == getpid().as_raw_nonzero().get())
 }
 
-fn event(signal: i32, is_foreground: bool) -> Option<Event> {
+/// `is_shared`: a rank in the foreground has got it as well, if it came from a key.
+fn event(signal: i32, is_shared: bool) -> Option<Event> {
     match signal {
         names::SIGCHLD => Some(Event::ChildEnded),
         names::SIGTSTP => Some(Event::Suspend),
         names::SIGWINCH => Some(Event::WindowChanged),
         // A file of output is as large as this user's files may be. Writing to it fails, which is told.
         names::SIGXFSZ => None,
-        // A program at the terminal decides for itself what these keys mean; a debugger lives on.
-        names::SIGINT | names::SIGQUIT if is_foreground => None,
+        names::SIGINT | names::SIGQUIT if is_shared => Signal::from_named_raw(signal).map(Event::Typed),
         _ => {
             let signal = Signal::from_named_raw(signal)?;
             Some(if STOPPING.contains(&signal.as_raw()) { Event::Stop(signal) } else { Event::User(signal) })
@@ -304,8 +308,8 @@ mod tests {
     }
 
     #[test]
-    fn keys_of_the_terminal_are_left_to_a_program_in_the_foreground() {
-        assert_eq!(event(names::SIGINT, true), None);
+    fn keys_of_the_terminal_are_told_from_other_requests() {
+        assert_eq!(event(names::SIGINT, true), Some(Event::Typed(Signal::INT)));
         assert_eq!(event(names::SIGINT, false), Some(Event::Stop(Signal::INT)));
         assert_eq!(event(names::SIGTERM, true), Some(Event::Stop(Signal::TERM)));
         assert_eq!(event(names::SIGUSR1, false), Some(Event::User(Signal::USR1)));
