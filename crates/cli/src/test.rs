@@ -10,6 +10,7 @@ use accelerate_core::files::ShownPath;
 use accelerate_core::settings::Setting;
 use accelerate_launch::{
     Capture, Helper, LaunchConfig, Program, Reporter, Source, StopSignals, exit_code_of_signal, launch, signal_name,
+    temporary_folder,
 };
 use anstyle::{AnsiColor, Style};
 use clap::{Arg, Args};
@@ -212,7 +213,8 @@ enum Checked {
 
 /// What stops all checks, such as a program that is not there, is an error.
 fn check(config: &LaunchConfig, stop: &StopSignals, name: &str, about: &str) -> Result<Checked, Box<dyn Error>> {
-    let folder = tempfile::tempdir().map_err(|source| NoFolder { place: std::env::temp_dir(), source })?;
+    let folder =
+        tempfile::tempdir_in(temporary_folder()).map_err(|source| NoFolder { place: temporary_folder(), source })?;
     let args = vec![name.into(), "--folder".into(), folder.path().into()];
     let began = Instant::now();
     let outcome = launch(&LaunchConfig { args, ..config.clone() }, &mut Attentive { stop, looks_at: Some(began) });

@@ -10,7 +10,8 @@ use std::time::Duration;
 use crate::failure::{Failure, LeftBehind, StopTrouble, Survivor, signal_name};
 use crate::hosts::Problem;
 use crate::restart::Restarts;
-use limit::{LOG_DIR, Limit, TEMPORARY, log_cure, temporary_place};
+pub(crate) use limit::TEMPORARY;
+use limit::{LOG_DIR, Limit, log_cure, temporary_place};
 
 use accelerate_core::files::ShownPath;
 use accelerate_core::status::{RankSummary, sentences};
@@ -471,7 +472,7 @@ impl Error {
 
     /// Where nobody has named the folder for the output.
     pub(crate) fn temporary_unwritable(path: impl Into<PathBuf>, source: io::Error) -> Self {
-        let place = temporary_place(std::env::var_os(TEMPORARY).as_deref());
+        let place = temporary_place(std::env::var_os(TEMPORARY).filter(|folder| !folder.is_empty()).as_deref());
         Self::new(Kind::TemporaryUnwritable { path: path.into(), place, source })
     }
 

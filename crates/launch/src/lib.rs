@@ -32,7 +32,7 @@ pub use error::{Error, Result, exit_code_of_signal};
 pub use failure::{Ended, Failure, MemoryPressure, OtherRank, Survivor, signal_name};
 pub use hosts::{AGENT_SCRIPT, AgentCommand, Preflight, configs_of_machines, launch_on_machines};
 pub use line_prefix::LinePrefix;
-pub use logs::LogFiles;
+pub use logs::{LogFiles, temporary_folder};
 pub use machine::{Machine, num_visible_gpus};
 pub use placement::{core_list, core_numbers};
 pub use plan::{Plan, RankCommand, Terminal, TerminalSize, plan, unusable_threads};

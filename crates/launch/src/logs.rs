@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::OFlags;
 
 use crate::config::LaunchConfig;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, TEMPORARY};
 use crate::report::Stream;
 
 /// The files of one rank. `None`: that stream has none.
@@ -73,9 +73,20 @@ pub(crate) fn make_folder(config: &LaunchConfig) -> Result<Option<PathBuf>> {
     Ok(Some(own))
 }
 
+/// Where temporary files are: the folder of `TMPDIR`, and `/tmp` where that is not set or empty. (The standard library takes an empty
+/// one for the working folder.)
+///
+/// ```
+/// assert!(accelerate_launch::temporary_folder().is_absolute() || std::env::var_os("TMPDIR").is_some());
+/// ```
+pub fn temporary_folder() -> PathBuf {
+    let said = std::env::var_os(TEMPORARY).filter(|folder| !folder.is_empty());
+    said.map_or_else(|| PathBuf::from("/tmp"), PathBuf::from)
+}
+
 /// A folder for temporary files that only this user can read: a new one, or that of an earlier attempt.
 fn private_folder(name: &str) -> Result<PathBuf> {
-    let folder = std::env::temp_dir().join(format!("accelerate_{name}"));
+    let folder = temporary_folder().join(format!("accelerate_{name}"));
     let made = match DirBuilder::new().mode(0o700).create(&folder) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists && is_private(&folder) => Ok(()),
         made => made,

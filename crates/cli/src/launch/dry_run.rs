@@ -12,7 +12,7 @@ use accelerate_core::config::RunConfig;
 use accelerate_core::files::{ShownPath, in_one_line};
 use accelerate_launch::{
     AgentCommand, Error, LaunchConfig, Machine, Plan, PortReservation, ProgramSearch, RankCommand, SECRET_VARIABLE,
-    core_list, plan, resolve_program,
+    core_list, plan, resolve_program, temporary_folder,
 };
 use serde_json::{Map, Value, json};
 
@@ -48,7 +48,7 @@ fn as_started(config: &LaunchConfig) -> LaunchConfig {
     let base = config
         .log_dir
         .take()
-        .or_else(|| config.tee.any().then(|| std::env::temp_dir().join(format!("accelerate_{MADE_UP}"))));
+        .or_else(|| config.tee.any().then(|| temporary_folder().join(format!("accelerate_{MADE_UP}"))));
     let base = base.map(|base| std::path::absolute(&base).unwrap_or(base));
     config.log_dir = base.map(|base| base.join(format!("none_{MADE_UP}")));
     config

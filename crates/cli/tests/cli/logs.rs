@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use crate::support::{finished, launch_script};
+use crate::support::{finished, launch, launch_script};
 
 /// The files below the only run's folder, with what is in them.
 fn files(log_dir: &Path) -> Vec<(String, String)> {
@@ -151,4 +151,16 @@ impl accelerate_launch::Reporter for Seen {
         self.notices.push(notice.to_string());
         Ok(())
     }
+}
+
+#[test]
+fn an_empty_folder_for_temporary_files_is_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = launch(2, &["--tee", "3"]);
+    command.arg("true").env("TMPDIR", "").current_dir(folder.path());
+    let ended = finished(command);
+    ended.expect(0, &["output are in /tmp/accelerate_none_"]);
+    let made = ended.stderr.lines().find_map(|line| line.split_once("output are in ")).unwrap().1;
+    fs::remove_dir_all(Path::new(made).parent().unwrap()).unwrap();
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }

@@ -42,7 +42,7 @@ impl Limit {
 /// What names the folder for the output.
 pub(super) const LOG_DIR: &str = "--log_dir";
 /// What does so where nothing else does.
-pub(super) const TEMPORARY: &str = "TMPDIR";
+pub(crate) const TEMPORARY: &str = "TMPDIR";
 
 /// What helps where the output cannot be kept: another folder, which `name` has to say.
 pub(super) fn log_cure(error: &io::Error, name: &str) -> String {

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 
 use accelerate_core::files::{ShownPath, in_one_line};
 use accelerate_core::slurm::Job;
-use accelerate_launch::{Limits, ask};
+use accelerate_launch::{Limits, ask, temporary_folder};
 
 /// What Slurm could not do.
 #[derive(Debug, thiserror::Error)]
@@ -45,8 +45,9 @@ impl SlurmError {
 
 /// Submits the script, and returns the number of the job.
 pub(super) fn submit(script: &str) -> Result<String, SlurmError> {
-    let written = tempfile::NamedTempFile::new().and_then(|mut file| file.write_all(script.as_bytes()).map(|()| file));
-    let file = written.map_err(|source| SlurmError::Script { place: std::env::temp_dir(), source })?;
+    let written = tempfile::NamedTempFile::new_in(temporary_folder())
+        .and_then(|mut file| file.write_all(script.as_bytes()).map(|()| file));
+    let file = written.map_err(|source| SlurmError::Script { place: temporary_folder(), source })?;
     let output =
         asked("sbatch", Command::new("sbatch").arg("--parsable").arg(file.path())).map_err(|error| match error {
             // It may have handed the job over.
