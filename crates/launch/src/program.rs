@@ -4,7 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fmt;
 use std::fs::{File, FileType};
-use std::io;
+use std::io::{self, Read, Seek};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
@@ -124,7 +124,16 @@ fn check_form(path: &Path) -> Result<()> {
         return refused("it is empty, perhaps because writing it has failed; build or copy it again".to_owned());
     }
     // One that may be run and not read is taken as it is.
-    let Ok(file) = File::open(path) else { return Ok(()) };
+    let Ok(mut file) = File::open(path) else { return Ok(()) };
+    if let Some(interpreter) = interpreter(&mut file).filter(|interpreter| !interpreter.exists()) {
+        let cure = match interpreter.as_os_str().as_bytes().ends_with(b"\r") {
+            true => {
+                "whose line ends with the carriage return of Windows; write the script with the line ends of Unix (dos2unix)"
+            }
+            false => "which does not exist; install it, or name another one there",
+        };
+        return refused(format!("its first line names the interpreter {}, {cure}", interpreter.shown()));
+    }
     let Ok(found) = Target::of(&file) else {
         return refused("it is cut off within its first bytes; build or copy it again".to_owned());
     };
@@ -135,6 +144,17 @@ fn check_form(path: &Path) -> Result<()> {
         )),
         _ => Ok(()),
     }
+}
+
+/// What the first line of a script names, by as much of it as the kernel reads.
+fn interpreter(file: &mut File) -> Option<PathBuf> {
+    let mut first = Vec::new();
+    file.by_ref().take(255).read_to_end(&mut first).ok()?;
+    file.rewind().ok()?;
+    let line = first.strip_prefix(b"#!")?.split(|&byte| byte == b'\n').next()?;
+    let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t');
+    let word = line.split(is_blank).find(|word| !word.is_empty())?;
+    Some(PathBuf::from(OsStr::from_bytes(word)))
 }
 
 /// Where the kernel says what it runs by other programs, such as those of other machines by QEMU.

@@ -142,17 +142,17 @@ fn children_that_left_the_group_are_ended_and_mentioned() {
 
 #[test]
 fn a_rank_that_cannot_start_ends_those_that_did() {
-    // Both are told to run a script whose interpreter does not exist: found, executable, and not runnable.
+    // Both are told to run a script whose interpreter is a folder: found, executable, and not runnable.
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("script");
-    std::fs::write(&path, "#!/no/such/interpreter\n").unwrap();
+    std::fs::write(&path, "#!/etc\n").unwrap();
     std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
     let mut witness = Witness::new();
     let mut command = crate::support::launch(2, &[]);
     command.arg(&path).stderr(Stdio::piped());
     let child = witness.start(command);
     let ended = Finished::from(child.wait_with_output().unwrap());
-    ended.expect(127, &["cannot run", "script"]);
+    ended.expect(126, &["cannot run", "script"]);
     witness.expect_nobody_survives();
 }
 

@@ -138,7 +138,11 @@ fn a_program_that_cannot_run_is_named_before_anything_starts() {
 #[case::device("/dev/null", 126, "/dev/null cannot be run: it is a device")]
 #[case::pipe("pipe", 126, "pipe cannot be run: it is a pipe")]
 #[case::program_of_this_folder("tool", 127, "write ./tool for it")]
-#[case::interpreter("./lost", 127, "cannot run ./lost: the interpreter that it names")]
+#[case::interpreter(
+    "./lost",
+    126,
+    "lost cannot be run: its first line names the interpreter /no/such/interpreter, which"
+)]
 #[case::empty("", 2, "the program is an empty word, perhaps of a variable that is not set")]
 fn what_is_no_program_is_named_with_its_cure(#[case] program: &str, #[case] code: i32, #[case] words: &str) {
     let folder = tempfile::tempdir().unwrap();
@@ -312,4 +316,20 @@ fn path_goes_before_the_project() {
     command.arg("target/release/true").current_dir(folder);
     let ended = finished(command);
     assert_eq!(ended.code, Some(3));
+}
+
+/// Found before any process starts, with the name of what is missing.
+#[rstest]
+#[case::missing("#!/no/such/interp -x\n", "names the interpreter /no/such/interp, which does not exist; install it")]
+#[case::of_windows("#!/bin/sh\r\ntrue\r\n", "carriage return of Windows")]
+fn a_script_whose_interpreter_is_missing_is_not_started(#[case] text: &str, #[case] words: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("script");
+    std::fs::write(&path, text).unwrap();
+    std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let mut command = launch(2, &[]);
+    command.arg(&path);
+    let ended = finished(command);
+    ended.expect(126, &[words]);
+    assert!(!ended.stderr.contains("rank"), "{}", ended.stderr);
 }
