@@ -32,6 +32,10 @@ fn completions_know_every_flag_and_every_command() {
         for word in flags().iter().chain(&commands) {
             assert!(script.stdout.contains(word), "{word} is missing for {shell}");
         }
+        for flag in flags().iter().filter(|flag| flag.contains('_')) {
+            let spelled = flag.replace('_', "-");
+            assert!(script.stdout.contains(&spelled), "{spelled} is missing for {shell}");
+        }
     }
 }
 
