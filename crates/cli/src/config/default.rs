@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     config_file: Option<PathBuf>,
 
     /// Precision of the computation.
-    #[arg(long = "mixed_precision", alias = "mixed-precision", value_name = "NAME", default_value = "no", value_parser = ["no", "fp16", "bf16"], ignore_case = true)]
+    #[arg(long = "mixed_precision", alias = "mixed-precision", value_name = "NAME", default_value = "no", value_parser = ["no", "fp16", "bf16", "fp8"], ignore_case = true)]
     mixed_precision: String,
 
     /// Replace the file if it exists.

@@ -404,3 +404,23 @@ fn a_file_in_the_place_of_the_program_is_not_explained_as_another_one() {
     command.args(["config", "explain", "run.yaml"]);
     finished(command).expect(1, &["run.yaml stands where a program does", "--config_file run.yaml"]);
 }
+
+/// All that a launch computes in.
+#[test]
+fn the_default_file_may_say_any_precision() {
+    let folder = tempfile::tempdir().unwrap();
+    for precision in ["no", "fp16", "bf16", "fp8"] {
+        let path = folder.path().join(format!("{precision}.yaml"));
+        let mut command = accelerate();
+        command.args(["config", "default", "--mixed_precision", precision, "--config_file"]).arg(&path);
+        finished(command).expect(0, &[]);
+        assert!(std::fs::read_to_string(&path).unwrap().contains(precision));
+        let mut command = accelerate();
+        command.args(["config", "validate"]).arg(&path);
+        finished(command).expect(0, &[]);
+    }
+    let mut command = accelerate();
+    command.args(["launch", "--help"]);
+    let help = finished(command).stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(help.contains("no, fp16, bf16, fp8."), "{help}");
+}

@@ -34,7 +34,7 @@ record! {
         ///
         /// Default: as devices and the other settings say. NO is one process.
         distributed_type: DistributedType => setting().launcher();
-        /// Precision of the computation, for a program that does not choose one itself: no, fp16, bf16.
+        /// Precision of the computation, for a program that does not choose one itself: no, fp16, bf16, fp8.
         ///
         /// Default "no".
         mixed_precision: MixedPrecision = MixedPrecision::No => setting().flag("mixed_precision");
