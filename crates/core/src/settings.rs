@@ -24,7 +24,7 @@ pub use file::read_file;
 pub use origin::{Origin, Origins, Position};
 pub(crate) use record::is_nothing;
 pub use record::{Record, Setting};
-pub use value::{SettingValue, ValueKind};
+pub use value::{LONGEST_DURATION, SettingValue, ValueKind};
 pub(crate) use value::{object_value, text_of_setting};
 
 /// What becomes of a setting that somebody says.

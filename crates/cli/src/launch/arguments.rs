@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use accelerate_core::config::settings;
 use accelerate_core::environment::MAX_WORLD_SIZE;
-use accelerate_core::settings::Setting;
+use accelerate_core::settings::{LONGEST_DURATION, Setting, SettingValue};
 use accelerate_launch::Program;
 use clap::{Arg, Args};
 
@@ -192,10 +192,8 @@ impl Selection for ForLaunch {
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {
-    let number: f64 = text.parse().map_err(|_| format!("{text:?} is not a number of seconds"))?;
-    const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-    let duration = Duration::try_from_secs_f64(number).ok().filter(|duration| *duration <= YEAR);
-    duration.ok_or_else(|| format!("it must be a number of seconds from 0 to {}, which is a year", YEAR.as_secs()))
+    let wanted = || format!("it must be a number of seconds from 0 to {}, which is a year", LONGEST_DURATION.as_secs());
+    Duration::read(text).ok_or_else(wanted)
 }
 
 #[cfg(test)]
@@ -290,7 +288,11 @@ mod tests {
     #[case("--gpus_per_node 4294967296 train", "'--gpus_per_node <N>': it must be a whole number from 1 to 4294967295")]
     #[case(
         "--connection_timeout 1e30 train",
-        "\"1e30\", but must be a number of seconds from 0 to 18446744073709551615"
+        "\"1e30\", but must be a number of seconds from 0 to 31536000, which is a year"
+    )]
+    #[case(
+        "--shutdown_grace_period 1e10 train",
+        "\"1e10\", but must be a number of seconds from 0 to 31536000, which is a year"
     )]
     #[case("--max_restarts 1.5 train", "\"1.5\", but must be a whole number of at least 0")]
     #[case("--main_process_port 70000 train", "\"70000\", but must be a whole number from 0 to 65535")]

@@ -101,8 +101,9 @@ impl ValueKind {
                 (is_number && is_too_large).then(|| format!("a whole number from {least} to {most}"))
             }
             Self::Seconds => {
-                let is_too_large = found.parse::<f64>().is_ok_and(|seconds| seconds >= u64::MAX as f64);
-                is_too_large.then(|| format!("a number of seconds from 0 to {}", u64::MAX))
+                let is_too_large = found.parse::<f64>().is_ok_and(|seconds| seconds > LONGEST_DURATION.as_secs_f64());
+                is_too_large
+                    .then(|| format!("a number of seconds from 0 to {}, which is a year", LONGEST_DURATION.as_secs()))
             }
             Self::Auto(kind) => Some(format!("auto, or {}", kind.wanted_instead_of(found, least, most)?)),
             _ => None,
@@ -215,11 +216,15 @@ impl SettingValue for PathBuf {
     }
 }
 
+/// The longest that a setting or a flag may say: a year, which can be waited for on every clock.
+pub const LONGEST_DURATION: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 impl SettingValue for Duration {
     const KIND: ValueKind = ValueKind::Seconds;
 
     fn read(text: &str) -> Option<Self> {
-        Self::try_from_secs_f64(text.trim().parse().ok()?).ok()
+        let duration = Self::try_from_secs_f64(text.trim().parse().ok()?).ok()?;
+        Some(duration).filter(|duration| *duration <= LONGEST_DURATION)
     }
 
     fn write(&self) -> String {
