@@ -28,6 +28,8 @@ pub(crate) enum WeightsError {
         folder.shown(), listed(files, 300)
     )]
     NoIndex { folder: PathBuf, files: Vec<String> },
+    #[error("which weights of {} are meant cannot be told", folder.shown())]
+    Ambiguous { folder: PathBuf, source: accelerate_core::Error },
     #[error("{} is one of several files by its name, and no index says which; fetch all files of the checkpoint", path.shown())]
     OneOfSeveral { path: PathBuf },
     #[error("{} has {found_bytes} bytes, and no such file is longer than {most_bytes}", path.shown())]

@@ -6,11 +6,12 @@ use std::io::{ErrorKind, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use accelerate_core::checkpoint::python::{PythonFile, model_files};
 use accelerate_core::files::other_than_file;
 use accelerate_core::layout::Layout;
 use accelerate_core::weight_files::{
-    DEFAULT_STEM, DistributedCheckpoint, EXTENSION, Header, Index, Notes, StoredBytes, StoredTensor, TorchFile,
-    choose_weight_file, shown,
+    DistributedCheckpoint, EXTENSION, Header, Index, Notes, StoredBytes, StoredTensor, TorchFile, choose_weight_file,
+    shown,
 };
 use safetensors::Dtype;
 
@@ -231,7 +232,9 @@ pub(crate) fn open(folder: &Path) -> Result<Weights, WeightsError> {
     }
     names.sort();
     let borrowed: Vec<&str> = names.iter().map(String::as_str).collect();
-    let [first, not_taken @ ..] = &candidates(&borrowed)[..] else { return Err(nothing_to_open(folder, &borrowed)) };
+    let found =
+        candidates(&borrowed).map_err(|source| WeightsError::Ambiguous { folder: folder.to_owned(), source })?;
+    let [first, not_taken @ ..] = &found[..] else { return Err(nothing_to_open(folder, &borrowed)) };
     let path = folder.join(first);
     if is_one_of_several(first) {
         return Err(WeightsError::OneOfSeveral { path });
@@ -271,19 +274,13 @@ fn is_one_of_several(name: &str) -> bool {
 
 /// The names that say where weights are. The first one counts: what is written in parts is what a merge is for, and PyTorch's own
 /// files are those that libraries keep beside newer ones.
-fn candidates<'a>(names: &[&'a str]) -> Vec<&'a str> {
-    let usual = [format!("{DEFAULT_STEM}.{EXTENSION}"), Index::file_name(DEFAULT_STEM)];
+fn candidates<'a>(names: &[&'a str]) -> accelerate_core::Result<Vec<&'a str>> {
+    let parts = names.iter().copied().filter(|name| *name == DistributedCheckpoint::FILE_NAME);
     let chosen = choose_weight_file(names);
-    let own = names.iter().copied().filter(|name| usual.iter().any(|usual| usual == name) && Some(*name) != chosen);
-    let of_torch = |wanted: &'static str| names.iter().copied().find(move |name| *name == wanted);
-    of_torch(DistributedCheckpoint::FILE_NAME)
-        .into_iter()
-        .chain(chosen)
-        .chain(own)
-        .chain(of_torch(BIN))
-        .chain(of_torch(BIN_INDEX))
-        .chain(of_torch(FSDP_BIN))
-        .collect()
+    let of_python = model_files(names, 0)?.into_iter().filter(|name| Some(*name) != chosen);
+    // A folder of parts is named by itself, as the error says that there is one.
+    let is_sharded = |name: &&str| matches!(PythonFile::named(name), Some(PythonFile::ShardedModel(_)));
+    Ok(parts.chain(chosen).chain(of_python.filter(|name| !is_sharded(name))).collect())
 }
 
 fn nothing_to_open(folder: &Path, names: &[&str]) -> WeightsError {
@@ -293,7 +290,10 @@ fn nothing_to_open(folder: &Path, names: &[&str]) -> WeightsError {
         return WeightsError::NoIndex { folder: folder.to_owned(), files };
     }
     let is_checkpoint = |path: &PathBuf| path.join(DistributedCheckpoint::FILE_NAME).is_file();
-    let within = names.iter().map(|name| folder.join(name)).filter(is_checkpoint).take(4).collect();
+    // Weights are not in the parts of an optimizer.
+    let is_optimizer = |name: &&&str| matches!(PythonFile::named(name), Some(PythonFile::ShardedOptimizer(_)));
+    let names = names.iter().filter(|name| !is_optimizer(name));
+    let within = names.map(|name| folder.join(name)).filter(is_checkpoint).take(4).collect();
     WeightsError::NoCheckpoint { folder: folder.to_owned(), within }
 }
 

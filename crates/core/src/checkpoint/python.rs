@@ -3,11 +3,13 @@
 //!
 //! Names of states are PyTorch's on both sides. What differs is that PyTorch counts parameters, and here they have names.
 
+mod model;
 mod names;
 mod optimizer;
 mod random;
 mod values;
 
+pub use model::model_files;
 pub use names::{Origin, Parameters, name_parameters};
 pub use optimizer::{Named, PythonGroup, PythonOptimizer};
 pub use random::{FRESH_WORDS, fresh_random_states};

@@ -6,6 +6,11 @@ const NAMES: &str = "write them with Python, as `accelerate checkpoint convert -
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PythonErrorKind {
+    #[error(
+        "the same model is there twice: whole in `{whole}`, and in parts in the folder `{parts}`, and no file says which of them \
+         counts; move the other one out of the folder"
+    )]
+    WholeAndParts { whole: String, parts: String },
     #[error("it is not the state of an optimizer of PyTorch: {reason}")]
     Optimizer { reason: String },
     #[error(
@@ -27,7 +32,18 @@ pub(crate) enum PythonErrorKind {
         "{found} names of parameters are said, and the optimizer has {wanted} parameters; one for each is wanted, in its order"
     )]
     ParameterCount { found: usize, wanted: usize },
-    #[error("two of its parameters are called `{name}`")]
+    #[error(
+        "parameter number {number} is called `{saved}` by the optimizer itself, and `{given}` by --parameter_names; leave the flag out, \
+         or look whether the file of names is of another run"
+    )]
+    OtherName { number: usize, saved: String, given: String },
+    #[error(
+        "two models have a parameter `{name}`, and an optimizer of both saves its state by names here, so that the two cannot be told \
+         apart; in Python put the models into one module, which names them `first.{name}` and `second.{name}`, or give each an optimizer \
+         of its own, and save again; without the optimizer's file in the folder, all else is converted"
+    )]
+    InTwoModels { name: String },
+    #[error("two of its parameters are called `{name}`; each has a name of its own, so look into the list of names")]
     ParameterTwice { name: String },
     #[error(
         "one of its parameters is called `{name}`, and no model has a tensor of that name; of weights that are tied, the file \

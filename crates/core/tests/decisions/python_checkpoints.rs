@@ -163,6 +163,9 @@ type Names<'a> = Result<(&'a [&'a str], Origin), &'a str>;
 #[case::buffers_are_no_parameters(&[&[0, 1][..]], &[(0, &[2][..])], &[("n.weight", F32, &[2][..]), ("n.bias", F32, &[3][..]), ("n.running_mean", F32, &[2][..]), ("n.num_batches_tracked", I64, &[][..])], true, Ok((&["n.weight", "n.bias"][..], Origin::Order)))]
 #[case::another_order(&[&[0, 1][..]], &[(0, &[3][..]), (1, &[2][..])], &[("a", F32, &[2][..]), ("b", F32, &[3][..])], true, Ok((&["b", "a"][..], Origin::Shapes)))]
 #[case::an_order_of_two_groups(&[&[0][..], &[1][..]], &[(0, &[2][..]), (1, &[2][..])], &[("a", F32, &[2][..]), ("b", F32, &[2][..])], true, Err("number 0"))]
+#[case::one_name_in_two_models(&[&[0][..]], &[(0, &[2][..])], &[("a", F32, &[2][..]), ("a", F32, &[2][..])], false, Err("`first.a` and `second.a`"))]
+#[case::one_of_two_models(&[&[0][..]], &[(0, &[2][..])], &[("a", F32, &[2][..]), ("a", F32, &[3][..])], false, Ok((&["a"][..], Origin::Shapes)))]
+#[case::the_order_of_two_models(&[&[0, 1][..]], &[(0, &[2][..]), (1, &[3][..])], &[("a", F32, &[2][..]), ("a", F32, &[3][..])], true, Err("an optimizer of both"))]
 #[case::frozen_parameters(&[&[0][..]], &[(0, &[2][..])], &[("a", F32, &[2][..]), ("b", F32, &[2][..])], true, Err("number 0"))]
 fn parameters_are_named_where_only_one_way_is_possible(
     #[case] groups: &[&[i64]],
@@ -172,6 +175,38 @@ fn parameters_are_named_where_only_one_way_is_possible(
     #[case] wanted: Names<'_>,
 ) {
     let found = name_parameters(&optimizer(groups, shapes), Clone::clone, &parameters(tensors, is_ordered), None);
+    match (found, wanted) {
+        (Ok((names, origin)), Ok(wanted)) => {
+            assert_eq!((names.iter().map(String::as_str).collect::<Vec<_>>().as_slice(), origin), wanted);
+        }
+        (Err(error), Err(words)) => assert!(error.to_string().contains(words), "{error}"),
+        (found, wanted) => panic!("{found:?}, and {wanted:?} is wanted"),
+    }
+}
+
+#[rstest]
+#[case::the_same(&[Some("a"), Some("b")], &["a", "b"], Ok((&["a", "b"][..], Origin::Saved)))]
+#[case::nothing_said(&[None, None], &["a", "b"], Ok((&["a", "b"][..], Origin::Given)))]
+#[case::another_order(&[Some("a"), Some("b")], &["b", "a"], Err("parameter number 0 is called `a` by the optimizer itself, and `b` by --parameter_names"))]
+#[case::of_one_group(&[None, Some("b")], &["b", "a"], Err("parameter number 1 is called `b`"))]
+#[case::a_tied_name(&[Some("a"), Some("tied")], &["a", "b"], Ok((&["a", "b"][..], Origin::Given)))]
+#[case::too_few(&[Some("a"), Some("b")], &["a"], Err("1 names of parameters are said"))]
+#[case::unknown(&[None, None], &["a", "c"], Err("called `c`, and no model"))]
+#[case::twice(&[None, None], &["a", "a"], Err("two of its parameters are called `a`"))]
+#[case::in_two_models(&[None, None], &["x", "x"], Err("two models have a parameter `x`"))]
+fn names_that_an_optimizer_says_are_not_overridden(
+    #[case] saved: &[Option<&str>],
+    #[case] given: &[&str],
+    #[case] wanted: Names<'_>,
+) {
+    // A group for each parameter: some programs name those of one group only.
+    let mut optimizer = optimizer(&[&[0], &[1]], &[]);
+    for (group, name) in optimizer.groups.iter_mut().zip(saved) {
+        group.names = name.map(|name| vec![name.to_owned()]);
+    }
+    let tensors = ["a", "b", "x", "x"].map(|name| (name, F32, &[2][..]));
+    let given: Vec<String> = given.iter().map(|name| (*name).to_owned()).collect();
+    let found = name_parameters(&optimizer, Clone::clone, &parameters(&tensors, false), Some(&given));
     match (found, wanted) {
         (Ok((names, origin)), Ok(wanted)) => {
             assert_eq!((names.iter().map(String::as_str).collect::<Vec<_>>().as_slice(), origin), wanted);

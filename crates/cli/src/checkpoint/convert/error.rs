@@ -24,6 +24,8 @@ pub(super) enum ConvertError {
     NotReadable { folder: PathBuf },
     #[error("{} has {found}, and {missing} is missing; copy all files of the checkpoint", folder.shown())]
     Gap { folder: PathBuf, found: String, missing: String },
+    #[error("which files of {} are meant cannot be told", folder.shown())]
+    Ambiguous { folder: PathBuf, source: accelerate_core::Error },
     #[error("{} cannot be converted", path.shown())]
     State { path: PathBuf, source: accelerate_core::Error },
     #[error("{} cannot be converted: {reason}", path.shown())]

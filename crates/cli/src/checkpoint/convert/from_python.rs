@@ -5,7 +5,8 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 
 use accelerate_core::checkpoint::python::{
-    Left, Origin, Parameters, PythonFile, PythonOptimizer, name_parameters, object_name, to_json, without_lambdas,
+    Left, Origin, Parameters, PythonFile, PythonOptimizer, model_files, name_parameters, object_name, to_json,
+    without_lambdas,
 };
 use accelerate_core::checkpoint::{Checkpoint, checkpoint_number};
 use accelerate_core::weight_files::{Plain, StoredTensor, check_tensor_name, listed, shown};
@@ -116,44 +117,56 @@ impl<'a> Reader<'a> {
 
     fn models(&mut self) -> Result<Vec<Object>, Box<dyn Error>> {
         let mut objects = Vec::new();
-        for (number, name) in self.all(PythonFile::ShardedModel)?.iter().enumerate() {
-            let weights = weights::open_distributed(&self.path(name))?;
-            objects.push(Object { name: object_name("model", number), weights, ..Default::default() });
+        while let Some(weights) = self.model(objects.len())? {
+            objects.push(Object { name: object_name("model", objects.len()), weights, ..Default::default() });
         }
-        loop {
-            let number = objects.len();
-            let named = |kind: fn(usize) -> PythonFile| self.files.get(&kind(number)).cloned();
-            let (first, second) = (named(PythonFile::Model), named(PythonFile::TorchModel));
-            if let (Some(first), Some(second)) = (&first, &second) {
-                self.report.leave(second, format!("{first} is there, and is what load_state takes"));
+        let is_beyond = |file: &&PythonFile| match file {
+            PythonFile::Model(number) | PythonFile::TorchModel(number) | PythonFile::ShardedModel(number) => {
+                *number >= objects.len()
             }
-            let Some(name) = first.or(second) else { break };
-            let weights = weights::open_named(&self.path(&name))?;
-            // Shards belong to the index that names them.
-            let read: HashSet<String> = weights.files.names().collect();
-            self.report.left_out.retain(|left| !read.contains(&left.what));
-            objects.push(Object { name: object_name("model", number), weights, ..Default::default() });
-        }
-        let is_beyond = |file: &&PythonFile| matches!(file, PythonFile::Model(number) | PythonFile::TorchModel(number) if *number >= objects.len());
+            _ => false,
+        };
         if let Some(beyond) = self.files.keys().find(is_beyond) {
             let (folder, found) = (self.folder.to_owned(), self.files[beyond].clone());
             let missing = format!("the model with number {} before it", objects.len());
             return Err(ConvertError::Gap { folder, found, missing }.into());
         }
-        for object in &objects {
-            let weights = &object.weights;
-            for (what, names) in [("no tensors", &weights.others), ("named by no index", &weights.unlisted)] {
-                if !names.is_empty() {
-                    let what_they_are = format!("{}: {}", object.name, listed(names, MOST_LISTED_BYTES));
-                    self.report.leave(what_they_are, what);
-                }
-            }
-            self.report.leave_differing(&object.name, &weights.notes);
-            let tied = listed(&weights.tied, MOST_LISTED_BYTES);
-            let note = if tied.is_empty() { tied } else { format!("tied to tensors that are there: {tied}") };
-            self.report.carry(&object.name, object.size(), note);
-        }
+        objects.iter().for_each(|object| self.report_model(object));
         Ok(objects)
+    }
+
+    /// The model with this number, if there is one.
+    fn model(&mut self, number: usize) -> Result<Option<Weights>, Box<dyn Error>> {
+        let names: Vec<&str> = self.files.values().map(String::as_str).collect();
+        let found = model_files(&names, number)
+            .map_err(|source| ConvertError::Ambiguous { folder: self.folder.to_owned(), source })?;
+        let [taken, others @ ..] = &found[..] else { return Ok(None) };
+        for other in others {
+            self.report.leave(*other, format!("{taken} is there, and is what load_state takes"));
+        }
+        let path = self.path(taken);
+        if matches!(PythonFile::named(taken), Some(PythonFile::ShardedModel(_))) {
+            return Ok(Some(weights::open_distributed(&path)?));
+        }
+        let weights = weights::open_named(&path)?;
+        // Shards belong to the index that names them.
+        let read: HashSet<String> = weights.files.names().collect();
+        self.report.left_out.retain(|left| !read.contains(&left.what));
+        Ok(Some(weights))
+    }
+
+    fn report_model(&mut self, object: &Object) {
+        let weights = &object.weights;
+        for (what, names) in [("no tensors", &weights.others), ("named by no index", &weights.unlisted)] {
+            if !names.is_empty() {
+                let what_they_are = format!("{}: {}", object.name, listed(names, MOST_LISTED_BYTES));
+                self.report.leave(what_they_are, what);
+            }
+        }
+        self.report.leave_differing(&object.name, &weights.notes);
+        let tied = listed(&weights.tied, MOST_LISTED_BYTES);
+        let note = if tied.is_empty() { tied } else { format!("tied to tensors that are there: {tied}") };
+        self.report.carry(&object.name, object.size(), note);
     }
 
     fn optimizers(&mut self, models: &[Object], name_files: &[PathBuf]) -> Result<Vec<Object>, Box<dyn Error>> {

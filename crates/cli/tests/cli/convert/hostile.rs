@@ -302,7 +302,7 @@ fn overwrite(path: &Path, at: usize, bytes: &[u8]) {
 #[case::a_model_in_its_place(|it: &Path| { fs::remove_dir_all(it.join("src/optimizer_0")).unwrap(); copy_folder(&it.join("src/pytorch_model_fsdp_0"), &it.join("src/optimizer_0")); }, "it has no `optimizer`, in which save_state")]
 #[case::a_file_in_its_place(|it: &Path| { fs::remove_dir_all(it.join("src/optimizer_0")).unwrap(); fs::write(it.join("src/optimizer_0"), "").unwrap(); }, "no archive of torch.save")]
 #[case::a_gap(|it: &Path| fs::rename(it.join("src/optimizer_0"), it.join("src/optimizer_1")).unwrap(), "has optimizer_1, and the one with number 0 before it is missing")]
-#[case::a_gap_of_models(|it: &Path| fs::rename(it.join("src/pytorch_model_fsdp_0"), it.join("src/pytorch_model_fsdp_1")).unwrap(), "has pytorch_model_fsdp_1, and the one with number 0 before it is missing")]
+#[case::a_gap_of_models(|it: &Path| fs::rename(it.join("src/pytorch_model_fsdp_0"), it.join("src/pytorch_model_fsdp_1")).unwrap(), "has pytorch_model_fsdp_1, and the model with number 0 before it is missing")]
 #[case::no_model(|it: &Path| fs::remove_dir_all(it.join("src/pytorch_model_fsdp_0")).unwrap(), "no model has a tensor of that name")]
 fn what_is_wrong_with_a_sharded_run_of_pythons_is_named(#[case] harm: Harm, #[case] words: &str) {
     let folder = copied("fsdp2");

@@ -35,13 +35,15 @@ pub enum Origin {
     Shapes,
 }
 
-/// The name of each parameter of an optimizer, in the order of its groups: as `given`, as the optimizer itself says, in the
+/// The name of each parameter of an optimizer, in the order of its groups: as the optimizer itself says, as `given`, in the
 /// order of the model's tensors if all shapes agree and no other order would, or by the shapes of the states if only one
 /// assignment is possible.
 ///
+/// Where the optimizer says a name that no model has, as that of a tied weight, and another one is given, that one is taken.
+///
 /// # Errors
-/// [`is_weight_files`](crate::Error::is_weight_files): none of these says it, or one that was given is no tensor of the model, is
-/// there twice, or has another shape than the state.
+/// [`is_weight_files`](crate::Error::is_weight_files): none of these says it, one that was given is not the one that the optimizer says,
+/// or a name is no tensor of the model, is there twice, or has another shape than the state.
 ///
 /// ```
 /// use accelerate_core::checkpoint::python::{Origin, Parameters, PythonGroup, PythonOptimizer, name_parameters};
@@ -66,7 +68,10 @@ pub fn name_parameters<T>(
 ) -> Result<(Vec<String>, Origin)> {
     let shapes = optimizer.shapes(shape_of);
     let saved = optimizer.saved_names();
-    let said = given.map(|names| (names.to_vec(), Origin::Given)).or(saved.map(|names| (names, Origin::Saved)));
+    let said = match given {
+        Some(given) => Some(agreed(&saved, given, parameters)?),
+        None => all_of(&saved).map(|names| (names, Origin::Saved)),
+    };
     if let Some((names, origin)) = said {
         check(&names, &shapes, parameters)?;
         return Ok((names, origin));
@@ -77,6 +82,30 @@ pub fn name_parameters<T>(
     by_shapes(&shapes, parameters).map(|names| (names, Origin::Shapes))
 }
 
+/// The names, if all parameters have one.
+fn all_of(saved: &[Option<&str>]) -> Option<Vec<String>> {
+    saved.iter().map(|name| name.map(str::to_owned)).collect::<Option<Vec<_>>>().filter(|names| !names.is_empty())
+}
+
+/// The names that were given, if the optimizer does not say others. One that it says only gives way where no model has it, as of
+/// weights that are tied.
+fn agreed(saved: &[Option<&str>], given: &[String], parameters: &Parameters) -> Result<(Vec<String>, Origin)> {
+    if given.len() != saved.len() {
+        return Err(Kind::ParameterCount { found: given.len(), wanted: saved.len() }.into());
+    }
+    let known: HashSet<&str> = parameters.tensors.iter().map(|(name, ..)| name.as_str()).collect();
+    let contradicts = |(_, (saved, given)): &(usize, (&Option<&str>, &String))| {
+        saved.is_some_and(|saved| saved != *given && known.contains(saved))
+    };
+    match saved.iter().zip(given).enumerate().find(contradicts) {
+        Some((number, (saved, given))) => {
+            Err(Kind::OtherName { number, saved: shown(saved.unwrap_or_default()), given: shown(given) }.into())
+        }
+        None if all_of(saved).is_some_and(|saved| saved == given) => Ok((given.to_vec(), Origin::Saved)),
+        None => Ok((given.to_vec(), Origin::Given)),
+    }
+}
+
 /// The shape of each parameter's state. `None` where it has none.
 type Shapes = Vec<Option<Vec<u64>>>;
 
@@ -84,18 +113,21 @@ fn check(names: &[String], shapes: &Shapes, parameters: &Parameters) -> Result<(
     if names.len() != shapes.len() {
         return Err(Kind::ParameterCount { found: names.len(), wanted: shapes.len() }.into());
     }
-    let known: HashMap<&str, &Vec<u64>> =
-        parameters.tensors.iter().map(|(name, _, shape)| (name.as_str(), shape)).collect();
+    let mut known: HashMap<&str, Vec<&Vec<u64>>> = HashMap::new();
+    for (name, _, shape) in &parameters.tensors {
+        known.entry(name).or_default().push(shape);
+    }
     let mut seen = HashSet::new();
     for (name, shape) in names.iter().zip(shapes) {
-        if !seen.insert(name) {
-            return Err(Kind::ParameterTwice { name: shown(name) }.into());
-        }
-        let Some(&found) = known.get(name.as_str()) else {
+        let Some(found) = known.get(name.as_str()) else {
             return Err(Kind::NoSuchParameter { name: shown(name) }.into());
         };
-        if let Some(wanted) = shape.as_ref().filter(|shape| *shape != found) {
-            let (name, found, wanted) = (shown(name), found.clone(), wanted.clone());
+        if !seen.insert(name) {
+            let name = shown(name);
+            return Err(if found.len() > 1 { Kind::InTwoModels { name } } else { Kind::ParameterTwice { name } }.into());
+        }
+        if let (Some(wanted), [first, ..]) = (shape.as_ref().filter(|shape| !found.contains(shape)), &found[..]) {
+            let (name, found, wanted) = (shown(name), (*first).clone(), wanted.clone());
             return Err(Kind::ParameterShape { name, found, wanted }.into());
         }
     }
@@ -117,6 +149,11 @@ fn by_order<T>(optimizer: &PythonOptimizer<T>, shapes: &Shapes, parameters: &Par
     let agrees = |((_, _, found), wanted): (&&Described, &Option<Vec<u64>>)| {
         wanted.as_ref().is_none_or(|wanted| wanted == found)
     };
+    // Two models may have the same names.
+    let mut names = HashSet::new();
+    if !candidates.iter().all(|(name, ..)| names.insert(name)) {
+        return None;
+    }
     let mut known = HashSet::new();
     let is_certain = shapes.iter().all(Option::is_none) || candidates.iter().all(|(_, _, shape)| known.insert(shape));
     let is_it = is_certain && candidates.len() == shapes.len() && candidates.iter().zip(shapes).all(agrees);
@@ -136,10 +173,20 @@ fn by_shapes(shapes: &Shapes, parameters: &Parameters) -> Result<Vec<String>> {
         match found {
             [only] if taken.insert(*only) => names.push((*only).to_owned()),
             found => {
+                if let Some(name) = in_two_models(found, parameters) {
+                    return Err(Kind::InTwoModels { name: shown(name) }.into());
+                }
                 let candidates = found.iter().take(4).map(|name| shown(name)).collect();
                 return Err(Kind::UnnamedParameter { number, shape: shape.clone(), candidates }.into());
             }
         }
     }
     Ok(names)
+}
+
+/// The first of these names that more than one model has.
+fn in_two_models<'a>(names: &[&'a str], parameters: &Parameters) -> Option<&'a str> {
+    let mut number_of: HashMap<&str, usize> = HashMap::new();
+    parameters.tensors.iter().for_each(|(name, ..)| *number_of.entry(name).or_default() += 1);
+    names.iter().find(|name| number_of.get(**name).is_some_and(|number| *number > 1)).copied()
 }

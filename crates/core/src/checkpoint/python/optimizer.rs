@@ -216,9 +216,13 @@ impl<T> PythonOptimizer<T> {
         }
     }
 
-    pub(super) fn saved_names(&self) -> Option<Vec<String>> {
-        let names: Option<Vec<&Vec<String>>> = self.groups.iter().map(|group| group.names.as_ref()).collect();
-        Some(names?.into_iter().flatten().cloned().collect()).filter(|names: &Vec<String>| !names.is_empty())
+    /// The name of each parameter, in the order of the groups, where the optimizer says it.
+    pub(super) fn saved_names(&self) -> Vec<Option<&str>> {
+        let mut names = Vec::with_capacity(self.num_params());
+        for group in &self.groups {
+            names.extend((0..group.params.len()).map(|place| Some(group.names.as_ref()?.get(place)?.as_str())));
+        }
+        names
     }
 
     /// The groups as this library saves them: the values of the object `optimizer`. `names` are those of all parameters.
