@@ -5,6 +5,7 @@ mod distributed;
 mod error;
 mod input;
 mod output;
+mod placing;
 mod temporary;
 
 pub(crate) use copy::{BLOCK_BYTES, Copier, Sink};

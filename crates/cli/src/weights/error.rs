@@ -60,6 +60,11 @@ pub(crate) enum WeightsError {
     Memory { key: String, num_bytes: u64 },
     #[error("{} exists already, and stays as it is; remove it, or name another folder for the result", path.shown())]
     Exists { path: PathBuf },
+    #[error(
+        "another command is writing weights into {}; wait until it has ended, or name another folder for the result",
+        folder.shown()
+    )]
+    Busy { folder: PathBuf },
     #[error("{} cannot be written", path.shown())]
     Write { path: PathBuf, source: io::Error },
     #[error("{} cannot be written", path.shown())]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::error::Error;
 use std::fs::{self, File};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 
 use accelerate_core::files::{ShownPath, other_than_file};
@@ -16,6 +16,7 @@ use tempfile::NamedTempFile;
 use super::copy::{Copier, Sink};
 use super::error::WeightsError;
 use super::input::{Tensor, Weights, unreadable};
+use super::placing::Turn;
 use super::temporary::{OpenFile, remove_abandoned};
 use crate::paths::resolved;
 
@@ -30,8 +31,8 @@ pub(crate) fn write(
     max_shard_bytes: u64,
     check: Check<'_>,
 ) -> Result<String, Box<dyn Error>> {
-    let is_new = prepare(folder)?;
-    let written = write_into(weights, folder, max_shard_bytes, check);
+    let is_new = make(folder)?;
+    let written = in_turn(weights, folder, max_shard_bytes, check);
     if written.is_err() && is_new {
         // Nothing is in it. The error that led here is the one to report.
         let _ = fs::remove_dir(folder);
@@ -39,9 +40,8 @@ pub(crate) fn write(
     written
 }
 
-/// Makes the folder if it is absent, which it says, and makes sure that there are no weights in it. What a killed writer has left there
-/// is removed.
-fn prepare(folder: &Path) -> Result<bool, WeightsError> {
+/// Makes the folder if it is absent, which it says.
+fn make(folder: &Path) -> Result<bool, WeightsError> {
     let failed = |source| WeightsError::Write { path: folder.to_owned(), source };
     // `new/../folder` is there also while `new` is not.
     let place = resolved(folder).map_err(failed)?;
@@ -54,19 +54,30 @@ fn prepare(folder: &Path) -> Result<bool, WeightsError> {
         Ok(_) => false,
     };
     fs::create_dir_all(folder).map_err(failed)?;
+    Ok(is_new)
+}
+
+/// Writes when nobody else does, and only where no weights are. What a killed writer has left is removed.
+fn in_turn(
+    weights: &mut Weights,
+    folder: &Path,
+    max_shard_bytes: u64,
+    check: Check<'_>,
+) -> Result<String, Box<dyn Error>> {
+    let turn = Turn::take(folder)?;
     for entry in fs::read_dir(folder).map_err(unreadable(folder))? {
         let name = entry.map_err(unreadable(folder))?.file_name().to_string_lossy().into_owned();
         if is_weight_file_of(&name, DEFAULT_STEM) || name == SaveManifest::file_name(DEFAULT_STEM) {
-            return Err(WeightsError::Exists { path: folder.join(name) });
+            return Err(WeightsError::Exists { path: folder.join(name) }.into());
         }
     }
     remove_abandoned(folder);
-    Ok(is_new)
+    write_into(weights, (folder, &turn), max_shard_bytes, check)
 }
 
 fn write_into(
     weights: &mut Weights,
-    folder: &Path,
+    (folder, turn): (&Path, &Turn),
     max_shard_bytes: u64,
     check: Check<'_>,
 ) -> Result<String, Box<dyn Error>> {
@@ -92,7 +103,8 @@ fn write_into(
     bar.finish_and_clear();
     check()?;
     let num_files = complete.len();
-    let last = put_in_place(folder, complete)?;
+    turn.note(&complete)?;
+    let last = put_in_place(folder, complete, |folder| File::open(folder)?.sync_all())?;
     Ok(match num_files {
         0 | 1 => last.shown(),
         _ => format!("{} files of {}, which {} lists", num_files - 1, folder.shown(), Index::file_name(DEFAULT_STEM)),
@@ -105,24 +117,29 @@ fn progress_bar(num_bytes: u64) -> ProgressBar {
     ProgressBar::new(num_bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-/// Gives complete files their names, the last one last, which names the others. Nothing is replaced: where a name is taken, those
-/// that were given are taken back.
-fn put_in_place(folder: &Path, complete: Vec<(NamedTempFile, PathBuf)>) -> Result<PathBuf, WeightsError> {
+/// Gives complete files their names, the last one last, which names the others, and flushes the folder by `sync`. Nothing is replaced:
+/// where a name is taken, or the names do not get to the disk, those that were given are taken back.
+fn put_in_place(
+    folder: &Path,
+    complete: Vec<(NamedTempFile, PathBuf)>,
+    sync: impl Fn(&Path) -> io::Result<()>,
+) -> Result<PathBuf, WeightsError> {
     let mut placed: Vec<PathBuf> = Vec::new();
-    for (file, path) in complete {
-        if let Err(error) = file.persist_noclobber(&path) {
-            for path in &placed {
-                let _ = fs::remove_file(path);
-            }
-            return Err(match error.error.kind() {
-                ErrorKind::AlreadyExists => WeightsError::Exists { path },
-                _ => WeightsError::Write { path, source: error.error },
-            });
+    let place = || {
+        for (file, path) in complete {
+            file.persist_noclobber(&path).map_err(|error| match error.error.kind() {
+                ErrorKind::AlreadyExists => WeightsError::Exists { path: path.clone() },
+                _ => WeightsError::Write { path: path.clone(), source: error.error },
+            })?;
+            placed.push(path);
         }
-        placed.push(path);
+        sync(folder).map_err(|source| WeightsError::Write { path: folder.to_owned(), source })
+    };
+    if let Err(error) = place() {
+        // Without the last, the others are no weights.
+        placed.iter().rev().for_each(|path| drop(fs::remove_file(path)));
+        return Err(error);
     }
-    let failed = |source| WeightsError::Write { path: folder.to_owned(), source };
-    File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
     Ok(placed.pop().unwrap_or_else(|| folder.to_owned()))
 }
 
@@ -168,4 +185,48 @@ fn header(tensors: &[&Tensor], notes: &Notes, path: &Path) -> Result<Vec<u8>, We
     });
     Header::write(described, &notes.agreed())
         .map_err(|source| WeightsError::NotWritable { path: path.to_owned(), source })
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::super::placing::left_in;
+    use super::*;
+    use rstest::rstest;
+
+    /// Two complete files without their names, and the folder that they are in.
+    fn complete() -> (tempfile::TempDir, Vec<(NamedTempFile, PathBuf)>) {
+        let folder = tempfile::tempdir().unwrap();
+        let file = |name: &str| OpenFile::create(folder.path().join(name)).unwrap().finish().unwrap();
+        let files = ["model-00001-of-00001.safetensors", "model.safetensors.index.json"].map(file);
+        (folder, files.into())
+    }
+
+    fn num_files(folder: &tempfile::TempDir) -> usize {
+        fs::read_dir(folder.path()).unwrap().count()
+    }
+
+    #[rstest]
+    #[case::flushed(|_: &Path| Ok(()), 2)]
+    #[case::not_flushed(|_: &Path| Err(ErrorKind::StorageFull.into()), 0)]
+    fn what_does_not_get_to_the_disk_is_not_left(#[case] sync: fn(&Path) -> io::Result<()>, #[case] wanted: usize) {
+        let (folder, files) = complete();
+        assert_eq!(put_in_place(folder.path(), files, sync).is_ok(), wanted > 0);
+        assert_eq!(num_files(&folder), wanted);
+    }
+
+    #[test]
+    fn one_writes_at_a_time_and_takes_back_what_is_not_finished() {
+        let (folder, mut files) = complete();
+        let turn = Turn::take(folder.path()).unwrap();
+        assert!(matches!(Turn::take(folder.path()), Err(WeightsError::Busy { .. })));
+        turn.note(&files).unwrap();
+        let (index, last) = files.pop().unwrap();
+        put_in_place(folder.path(), files, |_| Ok(())).unwrap();
+        assert_eq!(left_in(folder.path()), ["model-00001-of-00001.safetensors"]);
+        index.persist_noclobber(last).unwrap();
+        assert!(left_in(folder.path()).is_empty(), "all have their names");
+        drop(turn);
+        assert_eq!(num_files(&folder), 2);
+    }
 }

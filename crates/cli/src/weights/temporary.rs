@@ -16,6 +16,7 @@ use tempfile::NamedTempFile;
 
 use super::copy::{BLOCK_BYTES, Sink};
 use super::error::WeightsError;
+use super::placing::{NOTE, left_in, take_back};
 
 /// So many files are not taken for abandoned in the moment between their beginning and their lock.
 const MOST_TRIES: usize = 100;
@@ -80,10 +81,13 @@ pub(crate) fn remove_abandoned(folder: &Path) {
     own.for_each(|entry| drop(remove_if_abandoned(&entry.path())));
 }
 
-/// Does a folder have nothing in it but files with such names?
+/// Does a folder have nothing in it but files with such names, and those to which a killed writer has given their names without the
+/// one that names them?
 pub(crate) fn has_only_temporary(folder: &Path) -> io::Result<bool> {
+    let left = left_in(folder);
     for entry in fs::read_dir(folder)? {
-        if !is_temporary(&entry?.file_name().to_string_lossy()) {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if !is_temporary(&name) && !left.contains(&name) {
             return Ok(false);
         }
     }
@@ -101,7 +105,7 @@ fn remove_if_abandoned(path: &Path) -> io::Result<()> {
     }
     // Something else may have come there since. Network file systems lock only what is open for writing.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
-    let file = OpenOptions::new().write(true).custom_flags(flags).open(path)?;
+    let file = OpenOptions::new().read(true).write(true).custom_flags(flags).open(path)?;
     // The lock is kept until the file is gone, so that no writer takes it in between.
     if file.try_lock().is_err() {
         return Ok(());
@@ -111,7 +115,13 @@ fn remove_if_abandoned(path: &Path) -> io::Result<()> {
     // A save that was interrupted after its manifest was written is whole, and has files under temporary names.
     let manifest = fs::symlink_metadata(path.with_file_name(SaveManifest::file_name(DEFAULT_STEM)));
     let is_saved = !manifest.is_err_and(|error| error.kind() == ErrorKind::NotFound);
-    if is_it && !is_saved { fs::remove_file(path) } else { Ok(()) }
+    if !is_it || is_saved {
+        return Ok(());
+    }
+    if let (Some(NOTE), Some(folder)) = (path.file_name().and_then(|name| name.to_str()), path.parent()) {
+        take_back(&file, folder)?;
+    }
+    fs::remove_file(path)
 }
 
 #[cfg(test)]

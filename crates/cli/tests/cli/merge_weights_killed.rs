@@ -1,15 +1,19 @@
 //! What `accelerate merge-weights` leaves when it is killed, and what takes it away.
 
 use std::fs::{self, File};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
 use rstest::rstest;
 use safetensors::Dtype;
+use serde_json::json;
 
 use crate::checkpoint::folders::{Tensor, Values, weight_file, write_checkpoint};
 use crate::support::{Finished, accelerate, finished};
+
+/// In which a writer says which files get their names, and which it has locked.
+const NOTE: &str = ".model.merging.saving";
 
 /// A model of 64 KiB in `in`, a checkpoint in `own`, and an empty folder `out`.
 fn folder() -> tempfile::TempDir {
@@ -52,10 +56,77 @@ fn what_a_killed_merge_has_left_goes_with_the_next_command(#[case] line: &str, #
     (0..2).for_each(|_| killed(folder.path(), "merge-weights in out"));
     // The second one has removed what the first has left.
     let left = names(&out);
-    assert!(left.len() == 1 && left[0].starts_with(".model.") && left[0].ends_with(".saving"), "{left:?}");
+    let is_temporary = |name: &String| name.starts_with(".model.") && name.ends_with(".saving");
+    assert!(left.len() == 2 && left.iter().all(is_temporary) && left.contains(&NOTE.to_owned()), "{left:?}");
     run(folder.path(), line).expect(0, &[]);
     assert!(names(&out).iter().all(|name| !name.ends_with(".saving")), "{:?}", names(&out));
     assert!(out.join(written).exists());
+}
+
+/// What a merge leaves that is killed between the names of two of its files.
+fn killed_between_names(out: &Path, with_index: bool) {
+    let names =
+        ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors", "model.safetensors.index.json"];
+    let noted = names.map(|name| {
+        let path = out.join(name);
+        fs::write(&path, name).unwrap();
+        json!({ "name": name, "inode": fs::metadata(&path).unwrap().ino(), "bytes": name.len() })
+    });
+    fs::write(out.join(NOTE), json!(noted).to_string()).unwrap();
+    if !with_index {
+        fs::rename(out.join(names[2]), out.join(".model.a1.saving")).unwrap();
+        fs::rename(out.join(names[1]), out.join(".model.a2.saving")).unwrap();
+    }
+}
+
+/// Shards without their index are no weights, and nothing else would ever take them away.
+#[rstest]
+#[case::merge("merge-weights in out")]
+#[case::convert("checkpoint convert own out")]
+fn files_that_have_their_names_without_the_index_go_with_the_next_command(#[case] line: &str) {
+    let folder = folder();
+    let out = folder.path().join("out");
+    killed_between_names(&out, false);
+    run(folder.path(), line).expect(0, &[]);
+    let found = names(&out);
+    let is_left = |name: &String| name.contains("-of-") || name.ends_with(".saving");
+    assert!(!found.iter().any(is_left) && found.contains(&"model.safetensors".to_owned()), "{found:?}");
+}
+
+/// A killed one that has given all names has done its work, and what somebody has put in the place of a shard is not its own.
+#[rstest]
+#[case::all_names(true, false, "exists already")]
+#[case::another_file(false, true, "model-00001-of-00002.safetensors exists already")]
+fn only_what_a_killed_merge_has_left_is_taken_back(
+    #[case] with_index: bool,
+    #[case] is_replaced: bool,
+    #[case] words: &str,
+) {
+    let folder = folder();
+    let out = folder.path().join("out");
+    killed_between_names(&out, with_index);
+    if is_replaced {
+        fs::write(folder.path().join("new"), "another").unwrap();
+        fs::rename(folder.path().join("new"), out.join("model-00001-of-00002.safetensors")).unwrap();
+    }
+    run(folder.path(), "merge-weights in out").expect(1, &[words]);
+    assert!(out.join("model-00001-of-00002.safetensors").exists() && !out.join(NOTE).exists());
+    assert_eq!(out.join("model.safetensors.index.json").exists(), with_index);
+}
+
+/// Two would mix their files.
+#[test]
+fn one_merge_at_a_time_writes_into_a_folder() {
+    let folder = folder();
+    let out = folder.path().join("out");
+    let note = File::create(out.join(NOTE)).unwrap();
+    note.lock().unwrap();
+    run(folder.path(), "merge-weights in out --max_shard_size 1KB")
+        .expect(1, &["another command is writing weights into out", "name another folder"]);
+    assert_eq!(names(&out), [NOTE], "what the other one has written is left alone");
+    drop(note);
+    run(folder.path(), "merge-weights in out").expect(0, &[]);
+    assert_eq!(names(&out), ["model.safetensors"]);
 }
 
 /// Only files that such a command may have written itself, and that nobody writes any more, are removed.
