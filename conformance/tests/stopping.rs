@@ -9,6 +9,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::thread::JoinHandle;
+use std::time::SystemTime;
 
 /// The gate is in this step.
 const HELD: u64 = 3;
@@ -175,8 +176,21 @@ const FUTURE: &str = "9999-01-31T18:00:00Z";
 #[case::in_the_future(&[("ACCELERATE_STOP_AT", FUTURE), ("SLURM_JOB_END_TIME", "0")], false)]
 #[case::slurm(&[("SLURM_JOB_END_TIME", "1580490000")], true)]
 #[case::the_earlier_of_both(&[("ACCELERATE_STOP_AT", FUTURE), ("SLURM_JOB_END_TIME", "1580490000")], true)]
-#[case::a_margin_that_begins_now(&[("ACCELERATE_STOP_AT", FUTURE), ("ACCELERATE_STOP_MARGIN", "1e12")], true)]
 fn a_deadline_ends_all_ranks_after_the_next_step(#[case] environment: &[(&str, &str)], #[case] stops: bool) {
+    ends_in_time(environment, stops);
+}
+
+/// The run ends tomorrow, and the margin is two days.
+#[test]
+fn a_margin_that_has_begun_ends_all_ranks_after_the_next_step() {
+    const DAY: u64 = 24 * 60 * 60;
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+    let [tomorrow, two_days] = [now + DAY, 2 * DAY].map(|seconds| seconds.to_string());
+    ends_in_time(&[("ACCELERATE_STOP_AT", &tomorrow)], false);
+    ends_in_time(&[("ACCELERATE_STOP_AT", &tomorrow), ("ACCELERATE_STOP_MARGIN", &two_days)], true);
+}
+
+fn ends_in_time(environment: &[(&str, &str)], stops: bool) {
     let folder = tempfile::tempdir().unwrap();
     let ended = start(2, folder.path(), environment).end();
     assert_eq!(ended.code, 0, "{}", ended.errors);
@@ -196,6 +210,7 @@ fn a_deadline_ends_all_ranks_after_the_next_step(#[case] environment: &[(&str, &
 #[case::milliseconds("ACCELERATE_STOP_AT", "1900000000000000")]
 #[case::slurm("SLURM_JOB_END_TIME", "soon")]
 #[case::margin("ACCELERATE_STOP_MARGIN", "-1")]
+#[case::margin_of_more_than_a_year("ACCELERATE_STOP_MARGIN", "1e12")]
 fn a_time_that_is_none_is_an_error_that_names_the_variable(#[case] name: &str, #[case] value: &str) {
     let folder = tempfile::tempdir().unwrap();
     let ended = start(2, folder.path(), &[(name, value)]).end();

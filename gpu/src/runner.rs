@@ -137,7 +137,7 @@ impl Process<'_> {
     }
 }
 
-/// What came of a check that was ended after so long: one that had less time than it may take, because of those before, is no failure.
+/// What came of a check that was ended after so long. One that had less time than it may take, because of those before, has shown nothing.
 fn late(had: Duration, may_take: Duration) -> (Outcome, String) {
     let had_seconds = had.as_secs();
     if had < may_take {

@@ -72,7 +72,8 @@ fn a_planted_failure_is_reported_as_what_it_is_and_the_rest_goes_on() {
     for (plant, budget, state, words) in [
         ("dropout=figure", "480", "failed", "wanted"),
         ("dropout=crash", "480", "crashed", "SIGABRT"),
-        ("dropout=hang", "8", "timed_out", "did not end within"),
+        // It may take more than the time for all, so that this was too short, for what the runner knows.
+        ("dropout=hang", "8", "no_time", "s were left for it of the time for all checks"),
         ("streams=figure", "480", "failed", "plain, one stream aside: loss of step 0: found"),
         // Where a check makes no sense, a wrong figure cannot be told from a right one.
         ("cuda_graphs=figure", "480", "failed", "compared with nothing"),
