@@ -41,7 +41,8 @@ pub use program::{ProgramChoice, ProgramSearch, resolve_program};
 pub use question::{Limits, ask, ask_and_watch};
 pub use reference::{PythonStart, Reference};
 pub use report::{
-    Backlog, Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter, write_patiently, write_within,
+    Backlog, Leftover, Notice, Reporter, Silent, Source, Stream, TerminalOptions, TerminalReporter, write_patiently,
+    write_within,
 };
 pub use restart::Restarts;
 pub use stdin::Stdin;

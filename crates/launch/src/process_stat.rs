@@ -9,6 +9,7 @@ pub(crate) struct ProcessStat {
     /// Has it ended, whether or not anybody has collected it?
     pub(crate) has_ended: bool,
     pub(crate) parent: i32,
+    pub(crate) group: i32,
     pub(crate) is_kernel_thread: bool,
     /// In ticks of the kernel's clock since the start of the machine.
     pub(crate) started_at: u64,
@@ -33,6 +34,7 @@ impl ProcessStat {
         Some(Self {
             has_ended: matches!(field(3)?, "Z" | "X"),
             parent: field(4)?.parse().ok()?,
+            group: field(5)?.parse().ok()?,
             is_kernel_thread: flags & IS_KERNEL_THREAD != 0,
             started_at: field(22)?.parse().ok()?,
             environment_end: field(51).and_then(|text| text.parse().ok()).unwrap_or_default(),
@@ -59,6 +61,7 @@ pub(crate) mod tests {
             let wanted = ProcessStat {
                 has_ended: false,
                 parent: 7,
+                group: 12,
                 is_kernel_thread: false,
                 started_at: 88,
                 environment_end: 99,

@@ -102,6 +102,13 @@ pub enum Notice {
         /// Why not.
         error: String,
     },
+    /// Processes that ranks had started outlive them and have been asked to end, and do not so at once.
+    WaitingForLeftovers {
+        /// Each of them.
+        processes: Vec<Leftover>,
+        /// After that they are killed.
+        time_left: Duration,
+    },
     /// Processes that ranks had started outlived them and have been ended.
     LeftoversEnded {
         /// How many.
@@ -112,6 +119,15 @@ pub enum Notice {
         /// Each of them.
         survivors: Vec<Survivor>,
     },
+}
+
+/// A process that a rank had started and that outlives it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leftover {
+    /// Its number.
+    pub process_id: u32,
+    /// What the system calls it: the name of its program, at most 15 bytes of it.
+    pub name: String,
 }
 
 impl fmt::Display for Notice {
@@ -138,12 +154,31 @@ impl fmt::Display for Notice {
             Self::LogFailed { path, error } => {
                 write!(f, "{} cannot be written ({error}); the processes go on without it", path.shown())
             }
+            Self::WaitingForLeftovers { processes, time_left } => write!(
+                f,
+                "waiting for {}, which ranks had started and left behind: asked to end, and killed in {:.0} s; SIGINT or SIGTERM \
+                 kills at once",
+                listed(processes),
+                time_left.as_secs_f64()
+            ),
             Self::LeftoversEnded { num_processes } => {
                 write!(f, "ended {} that ranks had started and left behind", counted(*num_processes, "process"))
             }
             Self::Survivors { survivors } => f.write_str(&words_of_survivors(survivors)),
         }
     }
+}
+
+/// As many as are listed by their numbers.
+const MOST_LEFTOVERS_LISTED: usize = 5;
+
+fn listed(processes: &[Leftover]) -> String {
+    let shown = processes.iter().take(MOST_LEFTOVERS_LISTED);
+    let shown: Vec<_> = shown.map(|it| format!("{} ({})", it.process_id, in_one_line(&it.name))).collect();
+    let more = processes.len().saturating_sub(MOST_LEFTOVERS_LISTED);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let word = if processes.len() == 1 { "process" } else { "processes" };
+    format!("{word} {}{more}", shown.join(", "))
 }
 
 /// Receives what happens during a launch, on the launching thread.

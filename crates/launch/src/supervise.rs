@@ -26,7 +26,7 @@ use crate::logs::OpenLogs;
 use crate::plan::Plan;
 use crate::report::{Notice, Reporter};
 use crate::status::{FirstEnded, StatusFile};
-use leftovers::{Leftovers, survivor};
+use leftovers::{Leftovers, Wait, Waiting, survivor};
 use memory::KillCounter;
 use rank::{RankProcess, RankTerminal};
 pub use signals::StopSignals;
@@ -148,6 +148,7 @@ fn supervise_listening(plan: &Plan, part: Part, signals: &mut Signals, reporter:
         stopping: None,
         is_forced: false,
         output_error: None,
+        waiting: Waiting::default(),
         survivors: Vec::new(),
     };
     let started = supervisor.start_ranks(&marks);
@@ -195,6 +196,7 @@ struct Supervisor<'a> {
     /// It was told so a second time, so that nobody had any more time.
     is_forced: bool,
     output_error: Option<std::io::Error>,
+    waiting: Waiting,
     survivors: Vec<Survivor>,
 }
 
@@ -247,7 +249,8 @@ impl Supervisor<'_> {
     /// Blocks until something can be done. Nothing is read from ranks while nobody takes what they have printed.
     fn wait_for_events(&mut self) -> Events {
         let now = Instant::now();
-        let deadline = self.ranks.iter().filter_map(RankProcess::deadline).chain(self.reporter.wakes_at()).min();
+        let deadlines = self.ranks.iter().filter_map(RankProcess::deadline).chain(self.reporter.wakes_at());
+        let deadline = deadlines.chain(self.waiting.tells_at(self.wait_for_orphans())).min();
         let timeout = deadline.map(|at| timespec(at.saturating_duration_since(now)));
         let is_full = backlog::is_full(self.reporter, self.stopping.is_some());
         let room = self.reporter.backlog().map(|backlog| PollFd::from_borrowed_fd(backlog.room, PollFlags::OUT));
@@ -347,7 +350,9 @@ impl Supervisor<'_> {
         // Whoever stops a run may tell its ranks as well, and one of them may end before this process hears of it. The others have
         // been told by then, but for a failure, which leaves them less time.
         let is_same_request = self.stopping.is_none() && self.has_failed_by(signal.as_raw());
-        if !is_same_request && (self.stopping.is_some() || self.first_failure.is_some()) {
+        // Where no rank runs any more, those that are left have been asked to end already.
+        let have_been_asked = self.stopping.is_some() || self.first_failure.is_some() || self.num_running() == 0;
+        if !is_same_request && have_been_asked {
             self.kill_all();
             self.is_forced = true;
             self.stopping.get_or_insert(signal.as_raw());
@@ -453,6 +458,14 @@ impl Supervisor<'_> {
             let result = self.reporter.wake(now);
             self.note_output(result);
         }
+        let groups: Vec<_> = self.ranks.iter().filter_map(RankProcess::group_of_orphans).collect();
+        let told = self.waiting.told(self.wait_for_orphans(), now, |_, stat| groups.contains(&stat.group));
+        told.iter().for_each(|notice| self.notice(notice));
+    }
+
+    /// For processes in the group of the rank that has ended first of those that have left any.
+    fn wait_for_orphans(&self) -> Option<Wait> {
+        self.ranks.iter().filter_map(RankProcess::wait_for_orphans).min_by_key(|wait| wait.since)
     }
 
     fn num_running(&self) -> usize {
@@ -481,8 +494,11 @@ impl Supervisor<'_> {
             return;
         }
         let given_up = |process| self.ranks.iter().any(|rank| rank.has_given_up(process));
+        let mut told = Ok(());
+        let tell = |notice: &Notice| told = self.reporter.notice(notice);
         let Leftovers { num_ended, survivors, stopped_by } =
-            leftovers::end(self.signals, self.plan.grace_period, guard, given_up);
+            leftovers::end(self.signals, self.plan.grace_period, &mut self.waiting, guard, given_up, tell);
+        self.note_output(told);
         self.stopping = self.stopping.or(stopped_by);
         self.survivors = survivors;
         if num_ended > 0 {

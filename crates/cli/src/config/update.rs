@@ -4,7 +4,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use accelerate_core::config::{ConfigFile, FileFormat, changed_lines};
+use accelerate_core::config::{ConfigFile, FileFormat, RunConfig, Sources, changed_lines};
 use accelerate_core::files::ShownPath;
 use accelerate_launch::num_visible_gpus;
 use clap::Args;
@@ -36,12 +36,18 @@ pub(super) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let changes = changed_lines(&old, &new, &path)?;
     if changes.is_empty() {
         crate::print_message(&format!("accelerate config: {} is up to date, and stays as it is", path.shown()));
-        return Ok(ExitCode::SUCCESS);
+    } else {
+        config_file::write(&path, &new, Existing::Replace)?;
+        crate::print_message(&format!("accelerate config: {} is up to date now:", path.shown()));
     }
-    config_file::write(&path, &new, Existing::Replace)?;
-    crate::print_message(&format!("accelerate config: {} is up to date now:", path.shown()));
     for change in changes {
         crate::print_message(&format!("  {change}"));
+    }
+    let file = Some(ConfigFile::read(&new, &path)?);
+    let (errors, _) = RunConfig::problems(Sources { file, ..Sources::default() });
+    if !errors.is_empty() {
+        let advice = "no program of this library is launched with it as it is; accelerate config validate says why";
+        crate::print_message(&format!("accelerate config: {}: {advice}", path.shown()));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -5,9 +5,10 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use accelerate_core::config::{ConfigFile, RunConfig, Sources};
+use accelerate_core::config::{ConfigFile, FileFormat, RunConfig, Sources};
 use accelerate_core::files::{ShownPath, printable};
 use clap::Args;
+use serde::de::IgnoredAny;
 
 use crate::config_file;
 use crate::resolve::warnings;
@@ -54,6 +55,13 @@ fn found(file: Option<&Path>) -> Result<Report, Box<dyn Error>> {
     Ok(check(&config_file::read(&path)?, &path))
 }
 
+/// A comma after the last value, a comment: YAML has them, so that they are read here.
+fn not_for_python(text: &str, path: &Path) -> Option<String> {
+    let is_json = FileFormat::of_path(path) == FileFormat::Json;
+    let error = serde_json::from_str::<IgnoredAny>(text).err().filter(|_| is_json)?;
+    Some(format!("Python Accelerate does not read this file, which is no JSON to the letter: {error}"))
+}
+
 struct Report {
     text: String,
     is_valid: bool,
@@ -64,12 +72,14 @@ fn check(text: &str, path: &Path) -> Report {
     let sources = || Sources { file: Some(file.clone()), ..Default::default() };
     let (only_for_rust, messages) = RunConfig::problems(sources());
     // Where a launch would fail, only what does not depend on the rest is known.
-    let warnings = match RunConfig::resolve(sources()) {
+    let mut warnings = match RunConfig::resolve(sources()) {
         Ok(run) => warnings(&run),
         Err(_) => messages.iter().map(ToString::to_string).collect(),
     };
+    warnings.extend(not_for_python(text, path));
     let is_for_python = Sources { is_for_python: true, ..sources() };
-    let is_fine_for_python = errors.is_empty() && RunConfig::problems(is_for_python).0.is_empty();
+    let is_fine_for_python =
+        errors.is_empty() && not_for_python(text, path).is_none() && RunConfig::problems(is_for_python).0.is_empty();
     errors.extend(only_for_rust);
     let mut report = Report { text: String::new(), is_valid: errors.is_empty() };
     // Writing to a string cannot fail.

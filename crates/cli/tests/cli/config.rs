@@ -191,6 +191,33 @@ fn a_file_without_a_type_of_machines_gets_that_of_this_one() {
     assert!(validated.stdout.contains("0 errors, 0 warnings"), "{}", validated.stdout);
 }
 
+/// It is up to date, and still of no use here.
+#[test]
+fn an_update_says_that_a_file_cannot_be_used() {
+    let home = Home::new();
+    let path =
+        home.file("run.yaml", "distributed_type: MULTI_CPU\nnum_processes: 2\nmpirun_config: {mpirun_hostfile: h}\n");
+    let said = home.run(&["config", "update", "--config_file", text(&path)]);
+    said.expect(0, &["accelerate config validate says why"]);
+    home.run(&["config", "validate", text(&path)]).expect(1, &[]);
+}
+
+/// YAML has commas after the last value, and JSON has none.
+#[test]
+fn a_file_that_python_cannot_read_is_mentioned() {
+    let home = Home::new();
+    for (name, written, is_fine) in [
+        ("run.json", "{\"num_processes\": 2,}", false),
+        ("run.json", "{\"num_processes\": 2}", true),
+        ("run.yaml", "{\"num_processes\": 2,}", true),
+    ] {
+        let path = home.file(name, written);
+        let said = home.run(&["config", "validate", text(&path)]);
+        let is_mentioned = said.stdout.contains("warning: Python Accelerate does not read this file");
+        assert_eq!((said.code, is_mentioned), (Some(0), !is_fine), "{written} {}", said.stdout);
+    }
+}
+
 #[test]
 fn all_mistakes_of_a_file_are_listed_with_their_lines() {
     let home = Home::new();

@@ -1,5 +1,6 @@
 //! Nothing that a launch has started outlives it, however it ends.
 
+use std::io::{BufRead, BufReader};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -171,6 +172,26 @@ fn an_interrupt_while_daemons_are_being_ended_is_obeyed() {
     let ended = Finished::from(child.wait_with_output().unwrap());
     ended.expect(130, &[" that ranks had started and left behind", "error: stopped by SIGINT"]);
     witness.expect_nobody_survives();
+}
+
+/// Somebody who waits for the end of a run learns for whom.
+#[test]
+fn leftovers_that_are_waited_for_are_named() {
+    for in_a_group_of_its_own in ["", "setsid"] {
+        let (_folder, pipe) = named_pipe();
+        let leftover = format!("trap \"\" TERM; echo >{pipe}; {LIVE_ON}");
+        let mut witness = Witness::new();
+        let script = format!("{in_a_group_of_its_own} sh -c '{leftover}' & read line <{pipe}");
+        let mut command = launch_script(1, &["--grace_period", "3600"], &script);
+        command.stderr(Stdio::piped());
+        let mut child = witness.start(command);
+        let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+        let told = lines.find(|line| line.contains("waiting for process")).unwrap();
+        assert!(told.contains(" (") && told.contains("killed in 35"), "{told}");
+        send(&child, Signal::INT);
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{}", lines.collect::<String>());
+        witness.expect_nobody_survives();
+    }
 }
 
 /// The guard stays until they are gone, because the launcher may be killed before.

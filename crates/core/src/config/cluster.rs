@@ -2,7 +2,9 @@
 
 use super::process_group::{duration_of_seconds, seconds_of_duration};
 use super::{MixedPrecision, RendezvousOptions, Tee};
+use crate::Result;
 use crate::environment::MAX_WORLD_SIZE;
+use crate::error::config::ConfigErrorKind as Kind;
 use crate::names::{ComputeEnvironment, DistributedType, LogLevel};
 use crate::settings::SettingValue;
 use crate::settings::record::record;
@@ -219,20 +221,39 @@ impl ClusterSettings {
         Some(end.checked_sub(self.stop_margin).unwrap_or(SystemTime::UNIX_EPOCH))
     }
 
+    pub(super) fn check(&self) -> Result<()> {
+        match &self.gpu_ids {
+            Some(found) if !names_gpus(found) => Err(Kind::GpuIds { found: found.clone(), wanted: GPU_IDS }.into()),
+            _ => Ok(()),
+        }
+    }
+
     /// When the run has to be over.
     pub fn run_end(&self) -> Option<SystemTime> {
         [self.stop_at, self.allocation_end].into_iter().flatten().min()
     }
 }
 
-fn text_of_time<S: Serializer>(time: &Option<SystemTime>, serializer: S) -> Result<S::Ok, S::Error> {
+/// What `gpu_ids` may be.
+pub(super) const GPU_IDS: &str = "all, or different numbers separated by commas, such as 0,1, or the names that nvidia-smi -L gives, such as GPU-8f6d";
+
+/// Is this what CUDA finds GPUs by? It uses none of them where one is there twice. Of nothing, it uses no GPU.
+pub(super) fn names_gpus(text: &str) -> bool {
+    let words: Vec<_> = text.split(',').map(str::trim).collect();
+    let is_name = |word: &str| ["GPU-", "MIG-"].iter().any(|kind| word.len() > kind.len() && word.starts_with(kind));
+    let are_known = words.iter().all(|word| word.parse::<u32>().is_ok() || is_name(word));
+    let are_different = (1..words.len()).all(|index| !words[..index].contains(&words[index]));
+    text.is_empty() || text.eq_ignore_ascii_case("all") || (are_known && are_different)
+}
+
+fn text_of_time<S: Serializer>(time: &Option<SystemTime>, serializer: S) -> std::result::Result<S::Ok, S::Error> {
     match time {
         None => serializer.serialize_none(),
         Some(time) => serializer.serialize_str(&time.write()),
     }
 }
 
-fn time_of_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<SystemTime>, D::Error> {
+fn time_of_text<'de, D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Option<SystemTime>, D::Error> {
     let text = match Option::<serde_json::Value>::deserialize(deserializer)? {
         None | Some(serde_json::Value::Null) => return Ok(None),
         Some(serde_json::Value::String(text)) => text,

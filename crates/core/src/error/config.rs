@@ -36,6 +36,8 @@ pub(crate) enum ConfigErrorKind {
     DeepSpeedWithAxis { field: &'static str, size: usize },
     #[error("{field} is {found:?}, and there is {wanted:?} alone; leave it out")]
     OneWord { field: &'static str, found: String, wanted: &'static str },
+    #[error("gpu_ids is {}, but must be {wanted}", shortened(found))]
+    GpuIds { found: String, wanted: &'static str },
     #[error(
         "sp_seq_length_is_variable is false, and sp_seq_length does not say how long sequences are; say it, or let them be variable"
     )]
@@ -109,6 +111,7 @@ impl ConfigErrorKind {
             Self::TwoDegrees { .. } => vec!["tp_size", "tensor_parallel_degree"],
             Self::ShardsWithoutFsdp { .. } => vec!["dp_shard_size"],
             Self::DeepSpeedWithAxis { field, .. } | Self::OneWord { field, .. } => vec![field],
+            Self::GpuIds { .. } => vec!["gpu_ids"],
             Self::NoSequenceLength => vec!["sp_seq_length_is_variable", "sp_seq_length"],
             Self::IncompleteDegree { .. } => vec!["tensor_parallel_degree"],
             Self::MeshIsNotWorld { .. }

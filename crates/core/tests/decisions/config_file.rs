@@ -351,6 +351,27 @@ fn what_a_value_goes_before_is_known_closest_first() {
     assert_eq!(run.overridden("debug").count(), 0);
 }
 
+/// CUDA would use none of them, and say nothing.
+#[rstest]
+#[case("all", true)]
+#[case("ALL", true)]
+#[case("''", true)]
+#[case("0", true)]
+#[case("0, 2", true)]
+#[case("GPU-8f6d,MIG-1a", true)]
+#[case("foo", false)]
+#[case("0,0", false)]
+#[case("0,", false)]
+#[case("GPU-", false)]
+#[case("-1", false)]
+fn gpus_are_numbers_or_names_of_gpus(#[case] gpu_ids: &str, #[case] is_right: bool) {
+    let file = Some(ConfigFile::read(&format!("gpu_ids: {gpu_ids}\n"), "run.yaml".as_ref()).unwrap());
+    let (errors, _) = RunConfig::problems(Sources { file, ..Default::default() });
+    let errors: Vec<_> = errors.iter().map(ToString::to_string).collect();
+    assert_eq!(errors.is_empty(), is_right, "{errors:?}");
+    assert!(errors.iter().all(|error| error.contains("gpu_ids") && error.contains("run.yaml:1:1")), "{errors:?}");
+}
+
 /// What is worth knowing before a launch, of a machine with so many GPUs. `...` is where it stands.
 #[rstest]
 #[case("distributed_type: MULTI_GPU\ngpu_ids: all\nuse_cpu: false\n", 0, &["distributed_type MULTI_GPU (run.yaml:1:1) has no effect: no NVIDIA"])]

@@ -55,6 +55,7 @@ pub(crate) fn samples(setting: &Setting) -> [String; 2] {
         (_, ValueKind::Number | ValueKind::Seconds | ValueKind::Auto(_)) => ["2.5", "3.5"],
         (_, ValueKind::Path) => ["/some/path", "/other/path"],
         (_, ValueKind::Time) => ["2030-01-31T18:00:00Z", "2031-01-31T18:00:00Z"],
+        ("gpu_ids", _) => ["0", "1,2"],
         (_, ValueKind::Text) => ["some", "other"],
         (_, ValueKind::List) => ["a.b,c", "d"],
         (_, ValueKind::Choice(names)) => [names[names.len() - 1], names[names.len() - 2]],

@@ -13,6 +13,45 @@ use super::timespec;
 use crate::failure::Survivor;
 use crate::helper::Guard;
 use crate::process_stat::ProcessStat;
+use crate::report::{Leftover, Notice};
+
+/// Nobody is told of a leftover that ends as soon as it is asked to.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// From when to when leftovers are waited for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wait {
+    pub(super) since: Instant,
+    pub(super) until: Instant,
+}
+
+/// Tells once which leftovers the end of a run waits for.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    has_told: bool,
+}
+
+impl Waiting {
+    /// When there is something to tell. Leftovers that may not take that long are never told of.
+    pub(super) fn tells_at(&self, wait: Option<Wait>) -> Option<Instant> {
+        let tells_at = wait.filter(|_| !self.has_told).map(|wait| (wait.since + PATIENCE, wait.until));
+        tells_at.filter(|(at, until)| at < until).map(|(at, _)| at)
+    }
+
+    /// What there is to tell now of those that satisfy `is_leftover`.
+    pub(super) fn told(
+        &mut self,
+        wait: Option<Wait>,
+        now: Instant,
+        is_leftover: impl Fn(Pid, &ProcessStat) -> bool,
+    ) -> Option<Notice> {
+        self.tells_at(wait).filter(|at| *at <= now)?;
+        self.has_told = true;
+        let processes: Vec<_> = living(is_leftover).into_iter().map(leftover).collect();
+        let time_left = wait?.until.saturating_duration_since(now);
+        (!processes.is_empty()).then_some(Notice::WaitingForLeftovers { processes, time_left })
+    }
+}
 
 /// What was found, and the signal that told this process to stop meanwhile.
 pub(super) struct Leftovers {
@@ -25,14 +64,18 @@ pub(super) struct Leftovers {
 
 /// Asks all remaining children of this process to end, and makes them after `grace_period` or at once when this process is told to
 /// stop. Killing one can bring up its own children, so it goes on until there are none, or only those that are `given_up`: they
-/// have been killed before, and waited for. The guard is dismissed last: this process may be killed meanwhile.
+/// have been killed before, and waited for. The guard is dismissed last: this process may be killed meanwhile. `tell` hears of those
+/// that take their time.
 pub(super) fn end(
     signals: &mut Signals,
     grace_period: Duration,
+    waiting: &mut Waiting,
     mut guard: Option<Guard>,
     given_up: impl Fn(Pid) -> bool,
+    mut tell: impl FnMut(&Notice),
 ) -> Leftovers {
-    let mut kill_at = Instant::now() + grace_period;
+    let began = Instant::now();
+    let mut kill_at = began + grace_period;
     let mut known = BTreeSet::new();
     let mut stopped_by = None;
     if guard.as_ref().is_some_and(|guard| is_only_child(guard.process_id())) {
@@ -73,7 +116,14 @@ pub(super) fn end(
                 let _ = kill_process(child, Signal::KILL);
             }
         }
+        let wait = Some(Wait { since: began, until: kill_at });
+        if now < kill_at {
+            let own = getpid().as_raw_nonzero().get();
+            let is_leftover = |process, stat: &ProcessStat| stat.parent == own && Some(process) != guard_process;
+            waiting.told(wait, now, is_leftover).iter().for_each(&mut tell);
+        }
         let next = if now < kill_at { kill_at } else { give_up_at };
+        let next = waiting.tells_at(wait).filter(|at| now < *at).map_or(next, |at| next.min(at));
         let timeout = timespec(next.saturating_duration_since(now));
         let _ = poll(&mut [PollFd::from_borrowed_fd(signals.descriptor(), PollFlags::IN)], Some(&timeout));
         if let Some(signal) = signals.pending().into_iter().find_map(Event::stop) {
@@ -95,18 +145,30 @@ pub(super) fn survivor(process: Pid) -> Option<Survivor> {
 /// Living processes whose parent is this one.
 fn children() -> Vec<Pid> {
     let own = getpid().as_raw_nonzero().get();
+    living(|_, stat| stat.parent == own)
+}
+
+/// Living processes of this machine that satisfy `is_wanted`.
+fn living(is_wanted: impl Fn(Pid, &ProcessStat) -> bool) -> Vec<Pid> {
     let Ok(entries) = std::fs::read_dir("/proc") else {
         return Vec::new();
     };
-    let is_child = |number: &str| ProcessStat::read(number).is_some_and(|stat| !stat.has_ended && stat.parent == own);
     entries
         .filter_map(|entry| {
             let name = entry.ok()?.file_name();
             let number = name.to_str()?;
             let process = number.parse().ok().and_then(Pid::from_raw)?;
-            is_child(number).then_some(process)
+            let is_here = ProcessStat::read(number).is_some_and(|stat| !stat.has_ended && is_wanted(process, &stat));
+            is_here.then_some(process)
         })
         .collect()
+}
+
+fn leftover(process: Pid) -> Leftover {
+    let process_id = process.as_raw_nonzero().get().unsigned_abs();
+    // One that has ended meanwhile has no name any more.
+    let name = std::fs::read(format!("/proc/{process_id}/comm")).unwrap_or_default();
+    Leftover { process_id, name: String::from_utf8_lossy(&name).trim_end().to_owned() }
 }
 
 /// Is the guard the only child? The kernel may overlook one that has just come, which is found once the guard is gone. Asking it is

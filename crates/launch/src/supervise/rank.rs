@@ -19,6 +19,7 @@ use rustix::process::{
 };
 
 use super::RankOutcome;
+use super::leftovers::Wait;
 pub(crate) use super::terminal::RankTerminal;
 use crate::failure::Ended;
 use crate::helper::{MARK_VARIABLE, rank_command};
@@ -304,6 +305,18 @@ impl RankProcess {
         if self.ended.is_some() && (is_killed || self.is_group_empty()) {
             self.phase = Phase::Gone;
         }
+    }
+
+    /// For processes of its group, which have been asked to end and are there without it; `None` if there are none.
+    pub(crate) fn wait_for_orphans(&self) -> Option<Wait> {
+        let (_, since) = self.ended?;
+        let Phase::Ending { kill_at: until } = self.phase else { return None };
+        Some(Wait { since, until })
+    }
+
+    /// The group of such processes.
+    pub(crate) fn group_of_orphans(&self) -> Option<i32> {
+        self.wait_for_orphans().map(|_| self.id.as_raw_nonzero().get())
     }
 
     /// The next moment at which [`meet_deadline`](Self::meet_deadline) has something to do.

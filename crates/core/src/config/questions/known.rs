@@ -2,6 +2,7 @@
 
 use super::row::Words;
 use super::{Known, MachineFacts};
+use crate::config::cluster::{GPU_IDS, names_gpus};
 use crate::config::{Compilation, DynamoSettings};
 use crate::names::DistributedType;
 
@@ -267,13 +268,7 @@ pub(super) fn one_word(text: &str) -> Result<(), String> {
 }
 
 pub(super) fn gpu_ids(text: &str) -> Result<(), String> {
-    let mut numbers: Vec<Option<u32>> = text.split(',').map(|word| word.trim().parse().ok()).collect();
-    let given = numbers.len();
-    numbers.sort_unstable();
-    numbers.dedup();
-    let are_numbers = numbers.len() == given && numbers.iter().all(Option::is_some);
-    match text.eq_ignore_ascii_case("all") || are_numbers {
-        true => Ok(()),
-        false => Err("all, or different numbers separated by commas, such as 0,1".to_owned()),
-    }
+    // Who is asked has something to say.
+    let is_answer = !text.trim().is_empty() && names_gpus(text);
+    if is_answer { Ok(()) } else { Err(GPU_IDS.to_owned()) }
 }

@@ -208,6 +208,7 @@ impl RunConfig {
     fn check(&self) -> Result<()> {
         let in_section =
             |section: &'static str, checked: Result<()>| checked.map_err(|error| self.with_places(section, error));
+        in_section("", self.cluster.check())?;
         in_section("dataloader_config", self.dataloader.check())?;
         in_section("gradient_accumulation_config", self.gradient_accumulation.check())?;
         in_section("ddp_config", self.ddp.check())?;
