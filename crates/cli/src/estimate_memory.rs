@@ -12,8 +12,9 @@ use std::path::PathBuf;
 
 use accelerate_core::config::{
     DistributedDataParallelSettings, FullyShardedDataParallelPlugin, FullyShardedSettings, OffloadDevice,
-    OffloadTarget, PartialRunConfig, ShardingStrategy, ZeroStage,
+    OffloadTarget, PartialRunConfig, RunConfig, ShardingStrategy, Sources, ZeroStage,
 };
+use accelerate_core::mesh::{Axis, Mesh};
 use accelerate_core::plan::{
     EstimateDtype, Inventory, MicroBatch, Plan, RankSpeed, estimate_memory, parse_bandwidth, parse_flops,
     plan_data_parallel, plan_sharded,
@@ -154,13 +155,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         Some(batch) => Some(Activations { shape: model.transformer()?, batch }),
         None => None,
     };
-    let plan =
-        if arguments.plan { Some(plan(arguments, model.inventory.clone(), activations.as_ref())?) } else { None };
+    let plan = if arguments.plan { Some(plan(arguments, &model, activations.as_ref())?) } else { None };
     let speed = arguments.flops.map(|flops| RankSpeed { flops, bandwidth: arguments.bandwidth });
     let facts = Facts { model: &model, activations: activations.as_ref(), speed, available_bytes: arguments.memory };
     let text = match &plan {
-        Some(plan) if arguments.json => report::plan_as_json(plan, &facts)?,
-        Some(plan) => report::plan(plan, arguments.verbose, &facts),
+        Some((mesh, plan)) if arguments.json => report::plan_as_json(mesh, plan, &facts)?,
+        Some((mesh, plan)) => report::plan(mesh, plan, arguments.verbose, &facts),
         None => {
             let dtypes = if arguments.dtypes.is_empty() { &EstimateDtype::DEFAULT[..] } else { &arguments.dtypes };
             let estimates: Vec<_> = dtypes.iter().map(|&dtype| estimate_memory(&model.inventory, dtype)).collect();
@@ -173,16 +173,18 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     };
     crate::print_coloured(&text)?;
     match (plan, arguments.memory) {
-        (Some(plan), Some(available_bytes)) => Ok(plan.check_fits(available_bytes)?),
+        (Some((_, plan)), Some(available_bytes)) => Ok(plan.check_fits(available_bytes)?),
         _ => Ok(()),
     }
 }
 
+/// For the mesh that is planned, where ranks that compute layers together are one rank of the plan.
 fn plan(
     arguments: &Arguments,
-    inventory: Inventory,
+    model: &Model,
     activations: Option<&Activations>,
-) -> Result<Plan, Box<dyn Error>> {
+) -> Result<(Mesh, Plan), Box<dyn Error>> {
+    let inventory = model.inventory.clone();
     let inventory = match arguments.dtypes.as_slice() {
         [] => inventory,
         [dtype] => {
@@ -191,20 +193,40 @@ fn plan(
         }
         several => return Err(EstimateError::SeveralTypes { dtypes: several.to_vec() }.into()),
     };
-    let said = PartialRunConfig::of_texts(&arguments.settings.said);
-    let world_size = said.cluster.num_processes.unwrap_or(1);
-    let plugin = fully_sharded(said);
+    let run = planned(PartialRunConfig::of_texts(&arguments.settings.said))?;
+    // Ranks of a job on one machine, unless the groups are given.
+    let num_ranks = run.cluster.num_processes.unwrap_or(1);
+    let mesh = run.mesh(num_ranks, num_ranks)?;
+    let inventory = match mesh.size(Axis::Tp) {
+        1 => inventory,
+        tp_size => model.tensor_parallel()?.first_slices(&inventory, tp_size)?,
+    };
+    let plugin = &run.fsdp;
     plugin.check()?;
     plugin.check_modules(&inventory)?;
+    let data = mesh.data();
     let plan = match plugin.sharding_strategy {
         ShardingStrategy::NoShard => {
-            plan_data_parallel(&inventory, &DistributedDataParallelSettings::default(), world_size)
+            plan_data_parallel(&inventory, &DistributedDataParallelSettings::default(), data.world_size())
         }
-        // Ranks of a job on one machine, unless the groups are given.
-        _ => plan_sharded(&inventory, &plugin, plugin.mesh(world_size, world_size)?),
+        _ => plan_sharded(&inventory, plugin, data),
     };
-    let activation_bytes = activations.map_or(0, |known| known.bytes(element_bytes(&inventory)).total());
-    Ok(Plan { activation_bytes: usize::try_from(activation_bytes).unwrap_or(usize::MAX), ..plan })
+    let activation_bytes = activations.map_or(0, |known| known.bytes_on(&mesh, element_bytes(&inventory)).total());
+    let plan = Plan { activation_bytes: usize::try_from(activation_bytes).unwrap_or(usize::MAX), ..plan };
+    Ok((mesh, plan))
+}
+
+/// The run that flags describe. Without a number of processes there are as many as its axes have.
+fn planned(said: PartialRunConfig) -> accelerate_core::Result<RunConfig> {
+    let mut run = RunConfig::resolve(Sources::default())?;
+    run.parallelism = said.parallelism.clone().into();
+    let axes = &run.parallelism;
+    let sizes = [axes.dp_replicate_size, axes.dp_shard_size, axes.cp_size, axes.sp_size, axes.tp_size];
+    let num_ranks = sizes.into_iter().fold(1, usize::saturating_mul);
+    run.cluster.num_processes = Some(said.cluster.num_processes.unwrap_or(num_ranks));
+    run.cluster.use_fsdp = true;
+    run.fsdp = fully_sharded(said);
+    Ok(run)
 }
 
 /// Of what layers compute with: the widest type that parameters have, as narrow ones are made wider for it.
@@ -219,8 +241,13 @@ struct ForPlan;
 
 impl Selection for ForPlan {
     fn includes(setting: &Setting) -> bool {
-        const FLAGS: [&str; 9] = [
+        const FLAGS: [&str; 14] = [
             "num_processes",
+            "parallelism_config_dp_replicate_size",
+            "parallelism_config_dp_shard_size",
+            "parallelism_config_cp_size",
+            "parallelism_config_sp_size",
+            "parallelism_config_tp_size",
             "fsdp_sharding_strategy",
             "zero_stage",
             "fsdp_auto_wrap_policy",

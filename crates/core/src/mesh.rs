@@ -2,11 +2,13 @@
 
 use crate::Result;
 use crate::error::config::ConfigErrorKind;
+use serde::Serialize;
 use std::fmt;
 
 /// A dimension of a [`Mesh`], by the name that it has in PyTorch's `DeviceMesh` and Accelerate's `ParallelismConfig`. The last one
 /// runs fastest: neighbours in number are neighbours along `tp`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Axis {
     /// Ranks along it hold the same shard of a model.
     DpReplicate,

@@ -3,6 +3,7 @@
 //! A plan either replicates every parameter and averages gradients in buckets, or shards parameters in [`Unit`]s.
 
 mod activations;
+mod axes;
 mod collectives;
 mod display;
 mod estimate;
@@ -16,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 pub use activations::{ActivationBytes, MicroBatch, TransformerShape};
+pub use axes::{AxisBytes, UseOfRanks};
 pub use collectives::{Collective, Content, Operation};
 pub use display::Plans;
 pub use estimate::{EstimateDtype, MemoryEstimate, estimate_memory};
@@ -73,8 +75,11 @@ impl Inventory {
 pub struct ParameterEntry {
     /// Its path, which is its key in a state dict.
     pub name: String,
-    /// Its sizes, outermost dimension first; empty for a scalar.
+    /// Its sizes, outermost dimension first; empty for a scalar. Where ranks compute its layer together, those of this rank's slice.
     pub shape: Vec<usize>,
+    /// What they are for all of those ranks together, if that is more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub whole_shape: Option<Vec<usize>>,
     /// PyTorch's name of its element type, for example `float32`.
     pub dtype: String,
     /// Bytes of one element.
@@ -99,6 +104,7 @@ impl ParameterEntry {
         Self {
             name: name.to_owned(),
             shape: shape.to_owned(),
+            whole_shape: None,
             dtype: dtype.to_owned(),
             element_bytes,
             original_element_bytes: None,

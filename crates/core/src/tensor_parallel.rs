@@ -3,6 +3,10 @@
 //! Method: Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", arXiv 1909.08053.
 //! Styles have the names that Hugging Face Transformers gives them, in its versions 4 and 5.
 
+mod known;
+
+pub use known::KnownModel;
+
 use crate::error::tensor_parallel::TensorParallelErrorKind as Kind;
 use crate::error::{Error, Result};
 use crate::names::spelled_enum;
@@ -267,6 +271,12 @@ impl TensorParallelPlan {
                 (rule.style, rule.parts) = (other.style, other.parts);
             }
         }
+        self
+    }
+
+    /// The rules that are for one of these layers: a head that shares the embedding's weight is not in files.
+    fn of_layers(mut self, layers: &[LayerEntry]) -> Self {
+        self.0.retain(|(pattern, _)| layers.iter().any(|layer| matches(pattern, &layer.path)));
         self
     }
 

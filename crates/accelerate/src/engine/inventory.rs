@@ -2,6 +2,7 @@
 
 use crate::nn::{Param, ParamStore};
 use accelerate_core::plan::{Inventory, ParameterEntry};
+use std::collections::BTreeMap;
 use tch::Kind;
 
 /// The parameters that plans divide: of a layer that ranks compute together, this rank's slices. Those that are stored as several
@@ -13,11 +14,14 @@ pub(crate) fn dividable(store: &ParamStore) -> Vec<Param> {
 /// The parameters of a model that nobody has divided yet, or that is whole on every rank.
 pub(crate) fn inventory(store: &ParamStore) -> Inventory {
     let aliases = store.aliases();
+    let sizes = |param: &Param| param.shape().into_iter().map(|size| size.max(0) as usize).collect::<Vec<_>>();
+    let whole: BTreeMap<String, Param> = store.named_parameters().into_iter().collect();
     let entry = |param: &Param| {
-        let kind = param.kind();
+        let (kind, shape) = (param.kind(), sizes(param));
         ParameterEntry {
             name: param.name().to_owned(),
-            shape: param.shape().into_iter().map(|size| size.max(0) as usize).collect(),
+            whole_shape: whole.get(param.name()).map(sizes).filter(|whole| *whole != shape),
+            shape,
             dtype: dtype_name(kind),
             element_bytes: kind.elt_size_in_bytes(),
             original_element_bytes: None,

@@ -63,12 +63,11 @@ pub(super) enum EstimateError {
     )]
     WrongIndex { index: String, name: String, file: String },
     #[error(
-        "there is no {place}, which says how large the activations of a transformer are; leave out --batch_size and \
-         --sequence_length, or name the folder that has it beside the weights"
+        "there is no {place}, which says {what}; leave out {flags}, or name the folder that has it beside the weights"
     )]
-    NoConfig { place: String },
-    #[error("activations cannot be estimated from {place}")]
-    Config { place: String, source: accelerate_core::Error },
+    NoConfig { place: String, what: &'static str, flags: &'static str },
+    #[error("{place} does not say {what}")]
+    Config { place: String, what: &'static str, source: accelerate_core::Error },
     #[error(
         "{dtype} cannot be trained, so there is no plan for it; use float32, float16 or bfloat16, or leave out --plan"
     )]

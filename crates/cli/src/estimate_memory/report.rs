@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use accelerate_core::mesh::Mesh;
 use accelerate_core::plan::{
-    ActivationBytes, Collective, EstimateDtype, MemoryEstimate, MicroBatch, Phase, PhaseBytes, Plan, RankBytes,
-    RankSpeed, StepTime, TransformerShape,
+    ActivationBytes, AxisBytes, Collective, EstimateDtype, MemoryEstimate, MicroBatch, Phase, PhaseBytes, Plan,
+    RankBytes, RankSpeed, StepTime, TransformerShape,
 };
 use accelerate_core::weight_files::format_size;
 use anstyle::{AnsiColor, Style};
@@ -34,6 +35,10 @@ pub(super) struct Activations {
 impl Activations {
     pub(super) fn bytes(&self, element_bytes: u64) -> ActivationBytes {
         self.shape.activation_bytes(&self.batch, element_bytes)
+    }
+
+    pub(super) fn bytes_on(&self, mesh: &Mesh, element_bytes: u64) -> ActivationBytes {
+        self.shape.activation_bytes_on(mesh, &self.batch, element_bytes)
     }
 
     /// For types that can be trained.
@@ -132,6 +137,7 @@ pub(super) fn estimates_as_json(estimates: Vec<MemoryEstimate>, facts: &Facts<'_
 struct PlanAndBytes<'a> {
     model: Place<'a>,
     plan: &'a Plan,
+    axes: Vec<AxisBytes>,
     collectives: Vec<Collective>,
     bytes_per_rank: RankBytes,
     phases: BTreeMap<Phase, PhaseTotal>,
@@ -152,11 +158,11 @@ struct PhaseTotal {
     total: usize,
 }
 
-fn step_time(plan: &Plan, facts: &Facts<'_>) -> Option<StepTime> {
-    Some(plan.step_time(&facts.activations?.batch, facts.speed.as_ref()?))
+fn step_time(mesh: &Mesh, plan: &Plan, facts: &Facts<'_>) -> Option<StepTime> {
+    Some(plan.step_time(&facts.activations?.batch.divided(mesh), facts.speed.as_ref()?))
 }
 
-pub(super) fn plan_as_json(plan: &Plan, facts: &Facts<'_>) -> serde_json::Result<String> {
+pub(super) fn plan_as_json(mesh: &Mesh, plan: &Plan, facts: &Facts<'_>) -> serde_json::Result<String> {
     let bytes_per_rank = plan.bytes_per_rank();
     let phase = |&phase: &Phase| {
         let bytes = bytes_per_rank.in_phase(phase);
@@ -167,6 +173,7 @@ pub(super) fn plan_as_json(plan: &Plan, facts: &Facts<'_>) -> serde_json::Result
     let all = PlanAndBytes {
         model: facts.model.into(),
         plan,
+        axes: plan.bytes_per_axis(mesh),
         collectives: plan.collectives(),
         bytes_per_rank,
         phases,
@@ -174,7 +181,7 @@ pub(super) fn plan_as_json(plan: &Plan, facts: &Facts<'_>) -> serde_json::Result
         peak_bytes,
         activations: facts.activations,
         speed: facts.speed,
-        step_time: step_time(plan, facts),
+        step_time: step_time(mesh, plan, facts),
     };
     Ok(serde_json::to_string_pretty(&all)? + "\n")
 }
@@ -197,7 +204,7 @@ const COMPONENTS: [Component; 7] = [
 ];
 
 /// The plan, in short or in full, and a table of what each rank has in each phase, with a bar for each.
-pub(super) fn plan(plan: &Plan, is_verbose: bool, facts: &Facts<'_>) -> String {
+pub(super) fn plan(mesh: &Mesh, plan: &Plan, is_verbose: bool, facts: &Facts<'_>) -> String {
     let bytes = plan.bytes_per_rank();
     let phases: Vec<PhaseBytes> = Phase::ALL.iter().map(|&phase| bytes.in_phase(phase)).collect();
     let present = |component: &&Component| phases.iter().any(|phase| (component.bytes_of)(phase) > 0);
@@ -215,6 +222,7 @@ pub(super) fn plan(plan: &Plan, is_verbose: bool, facts: &Facts<'_>) -> String {
     let bars = phases.iter().map(|phase| bar(phase, peak));
     let lines = aligned(&rows).into_iter().zip([String::new()].into_iter().chain(bars));
     let mut text = if is_verbose { plan.to_string() } else { plan.summary().to_string() };
+    let _ = write!(text, "{}", plan.along(mesh));
     for (line, bar) in lines {
         let _ = write!(text, "\n{}", format!("{line}  {bar}").trim_end());
     }
@@ -232,14 +240,17 @@ pub(super) fn plan(plan: &Plan, is_verbose: bool, facts: &Facts<'_>) -> String {
     if let Some(activations) = facts.activations {
         let _ = write!(text, "\n{}", activations.explanation());
     }
-    if let Some(time) = step_time(plan, facts) {
-        let _ = write!(text, "\n\n{}", step(&time, plan.world_size));
+    if let Some(time) = step_time(mesh, plan, facts) {
+        let _ = write!(text, "\n\n{}", step(&time, plan.world_size, mesh.world_size()));
+        if plan.bytes_per_axis(mesh).iter().any(|axis| axis.sent.is_none()) {
+            text += "\nActivations that ranks send each other are not counted.";
+        }
     }
     text + "\n"
 }
 
-/// How long a step takes at least.
-fn step(time: &StepTime, world_size: usize) -> String {
+/// How long a step takes at least, where so many groups of all these ranks have tokens of their own.
+fn step(time: &StepTime, num_shares: usize, num_ranks: usize) -> String {
     let StepTime { num_tokens, compute_seconds, communication_seconds, sent_bytes, .. } = *time;
     let mut text = format!(
         "A step of {num_tokens} tokens on each rank computes for {}, at the rate of --flops",
@@ -250,10 +261,10 @@ fn step(time: &StepTime, world_size: usize) -> String {
         _ if sent_bytes == 0 => write!(text, "; nothing is sent."),
         None => write!(text, ". Each rank sends {}: --bandwidth says how long that takes.", format_size(sent_bytes)),
         Some(((sending, overlapped), not_overlapped)) => {
-            let per_second = |seconds: f64| format_count(num_tokens as f64 * world_size as f64 / seconds);
+            let per_second = |seconds: f64| format_count(num_tokens as f64 * num_shares as f64 / seconds);
             write!(
                 text,
-                ", and sends {} in {}.\n  {} if all of it travels while something is computed: {} tokens/s on {world_size} ranks\n  \
+                ", and sends {} in {}.\n  {} if all of it travels while something is computed: {} tokens/s on {num_ranks} ranks\n  \
                  {} if nothing is computed meanwhile: {} tokens/s",
                 format_size(sent_bytes),
                 format_seconds(sending),

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use accelerate_core::files::ShownPath;
 use accelerate_core::plan::{Inventory, TransformerShape};
+use accelerate_core::tensor_parallel::KnownModel;
 use accelerate_core::weight_files::Header;
 use serde::Serialize;
 
@@ -90,12 +91,27 @@ impl Model {
 
     /// What its `config.json` says of its size.
     pub(super) fn transformer(&self) -> Result<TransformerShape, EstimateError> {
+        let what = "how large the activations of a transformer are";
+        self.of_config(what, "--batch_size and --sequence_length", TransformerShape::from_config)
+    }
+
+    /// How ranks divide its layers, by its `config.json`.
+    pub(super) fn tensor_parallel(&self) -> Result<KnownModel, EstimateError> {
+        self.of_config("how ranks divide its layers", "--parallelism_config_tp_size", KnownModel::from_config)
+    }
+
+    fn of_config<T>(
+        &self,
+        what: &'static str,
+        flags: &'static str,
+        read: impl Fn(&str) -> accelerate_core::Result<T>,
+    ) -> Result<T, EstimateError> {
         let place = self.files.place(CONFIG);
         if !self.files.has(CONFIG) {
-            return Err(EstimateError::NoConfig { place });
+            return Err(EstimateError::NoConfig { place, what, flags });
         }
         let text = self.files.text(CONFIG, TransformerShape::MAX_CONFIG_BYTES)?;
-        TransformerShape::from_config(&text).map_err(|source| EstimateError::Config { place, source })
+        read(&text).map_err(|source| EstimateError::Config { place, what, source })
     }
 
     /// Which of several possible places was taken; nothing where the name can only be a path.

@@ -439,7 +439,7 @@ fn what_lies_on_this_disk_comes_first() {
 
 #[rstest]
 #[case(&[], "there is no", "which says how large the activations")]
-#[case(&[("config.json", "[]")], "activations cannot be estimated from", "config.json cannot be understood")]
+#[case(&[("config.json", "[]")], "does not say how large the activations", "config.json cannot be understood")]
 fn activations_need_the_configuration(
     #[case] config: &[(&'static str, &str)],
     #[case] words: &str,

@@ -1,5 +1,6 @@
 //! What can be wrong with a plan of tensor parallelism.
 
+use crate::settings::shortened;
 use crate::weight_files::listed;
 
 /// What a message has room for of a list of names.
@@ -38,6 +39,14 @@ pub(crate) enum TensorParallelErrorKind {
          head of attention is a unit): use fewer ranks along tp"
     )]
     TooFewUnits { layer: String, features: usize, unit: usize, units: usize, tp_size: usize },
+    #[error("config.json does not say how layers are divided: {reason}")]
+    Config { reason: String },
+    #[error(
+        "no plan for tensor parallelism is known for the model_type {:?}; there is one for gpt2, llama, mistral and qwen2. A program \
+         prints the plan of any model with Accelerator::plan",
+        shortened(model_type)
+    )]
+    UnknownModel { model_type: String },
 }
 
 impl TensorParallelErrorKind {

@@ -2,6 +2,7 @@
 
 use crate::Result;
 use crate::error::plan::PlanErrorKind as Kind;
+use crate::mesh::{Axis, Mesh};
 use crate::weight_files::shown;
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -78,6 +79,13 @@ pub struct MicroBatch {
 }
 
 impl MicroBatch {
+    /// What a rank has of it where ranks divide sequences.
+    #[must_use]
+    pub fn divided(self, mesh: &Mesh) -> Self {
+        let num_ranks = mesh.divided_sequences().map_or(1, |(_, size)| size as u64);
+        Self { sequence_length: self.sequence_length.div_ceil(num_ranks), ..self }
+    }
+
     /// Tokens of all rows.
     pub fn num_tokens(&self) -> u64 {
         self.batch_size.saturating_mul(self.sequence_length)
@@ -165,12 +173,22 @@ impl TransformerShape {
     /// assert_eq!(shape.activation_bytes(&batch, 2).layers, 34 * s * b * h + 5 * a * s * s * b);
     /// ```
     pub fn activation_bytes(&self, batch: &MicroBatch, element_bytes: u64) -> ActivationBytes {
+        self.activation_bytes_on(&Mesh::replicated(1), batch, element_bytes)
+    }
+
+    /// The same of a rank that has a part of every sequence and of every layer: `s` tokens are `s/c` on each of `c` ranks that divide
+    /// sequences. Of `t` ranks that divide layers each keeps a `t`th of queries, keys, values, the projection's input, the scores and
+    /// what lies between the two matrices of the MLP (§4.2.1 of the paper: `sbh·(10 + 24/t + 5as/(ht))` for 16 bits), and all of the
+    /// rest, logits among it.
+    pub fn activation_bytes_on(&self, mesh: &Mesh, batch: &MicroBatch, element_bytes: u64) -> ActivationBytes {
         let times = |factors: &[u64]| factors.iter().fold(1, |product: u64, &factor| product.saturating_mul(factor));
-        let (tokens, e) = (batch.num_tokens(), element_bytes);
+        let (tokens, e) = (batch.divided(mesh).num_tokens(), element_bytes);
+        let num_parts = mesh.size(Axis::Tp) as u64;
         let scores = times(&[tokens, batch.sequence_length, self.num_heads]);
-        let layer = times(&[8 * e + 2, tokens, self.hidden_size])
+        let divided = times(&[4 * e, tokens, self.hidden_size])
             .saturating_add(times(&[2 * e, tokens, self.intermediate_size]))
             .saturating_add(times(&[2 * e + 1, scores]));
+        let layer = times(&[4 * e + 2, tokens, self.hidden_size]).saturating_add(divided.div_ceil(num_parts));
         let layers = match batch.activation_checkpointing {
             true => times(&[e, tokens, self.hidden_size, self.num_layers]).saturating_add(layer),
             false => layer.saturating_mul(self.num_layers),

@@ -3,42 +3,64 @@
 use super::{Collective, Operation, ParameterEntry, Placement, Plan, RankBytes, Unit};
 use crate::config::OffloadDevice;
 use crate::files::in_one_line;
+use crate::mesh::Mesh;
 use crate::names::counted;
 use crate::weight_files::format_size;
 use std::fmt;
 use std::ops::Deref;
 
-/// The plans of several models: a slice of them that prints as a whole.
+/// The plans of several models, and the mesh that they are for: a slice of them that prints as a whole.
 ///
 /// ```
 /// use accelerate_core::config::DistributedDataParallelSettings;
+/// use accelerate_core::mesh::Mesh;
 /// use accelerate_core::plan::{Inventory, Plans, plan_data_parallel};
-/// let plan = plan_data_parallel(&Inventory::default(), &DistributedDataParallelSettings::default(), 2);
-/// let one = Plans(vec![plan.clone()]);
+/// let plan = plan_data_parallel(&Inventory::default(), &DistributedDataParallelSettings::default(), 1);
+/// let one = Plans { mesh: Mesh::replicated(1), plans: vec![plan.clone()] };
 /// assert_eq!((one.len(), one.to_string()), (1, plan.to_string()));
-/// assert!(Plans(vec![plan.clone(), plan]).to_string().contains("model 1: plan for 2 ranks"));
+/// let two = Plans { plans: vec![plan.clone(), plan], ..one };
+/// assert!(two.to_string().contains("model 1: plan for 1 ranks"));
 /// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Plans(pub Vec<Plan>);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plans {
+    /// All ranks of the job. Those that compute layers together are one rank of a plan.
+    pub mesh: Mesh,
+    /// By model, in the order in which they were prepared.
+    pub plans: Vec<Plan>,
+}
 
 impl Deref for Plans {
     type Target = [Plan];
 
     fn deref(&self) -> &[Plan] {
-        &self.0
+        &self.plans
     }
 }
 
 impl fmt::Display for Plans {
-    /// Plan after plan; several are numbered in the order of the models, from 0.
+    /// Plan after plan, each with what the axes of the mesh do; several are numbered in the order of the models, from 0.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, plan) in self.iter().enumerate() {
             if self.len() > 1 {
                 write!(f, "model {number}: ")?;
             }
-            write!(f, "{plan}")?;
+            write!(f, "{plan}{}", plan.along(&self.mesh))?;
         }
         Ok(())
+    }
+}
+
+/// What each axis of a mesh does, a line each.
+struct Along<'a>(&'a Plan, Mesh);
+
+impl fmt::Display for Along<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(plan, mesh) = self;
+        let axes = plan.bytes_per_axis(mesh);
+        if !axes.is_empty() {
+            writeln!(f, "  mesh of {} ranks: {mesh}; of parameters, gradients and Adam's state", mesh.world_size())?;
+        }
+        axes.iter().try_for_each(|axis| writeln!(f, "    {axis}"))
     }
 }
 
@@ -65,6 +87,11 @@ impl fmt::Display for Plan {
 }
 
 impl Plan {
+    /// What each axis of `mesh` does to the model and sends, in a line each, the last axis first. Nothing on one rank.
+    pub fn along(&self, mesh: &Mesh) -> impl fmt::Display + '_ {
+        Along(self, *mesh)
+    }
+
     /// The plan in a few lines, whatever the size of the model: no parameters, equal units in one line, and no memory.
     ///
     /// ```

@@ -215,7 +215,7 @@ impl Plan {
     }
 
     /// The same if the same units were kept by another strategy, divided among another number of ranks.
-    fn bytes_with(&self, strategy: ShardingStrategy, shard_size: usize) -> RankBytes {
+    pub(super) fn bytes_with(&self, strategy: ShardingStrategy, shard_size: usize) -> RankBytes {
         let mut bytes = self.replicated_bytes();
         // Gathered and trained bytes of each module: frozen parameters of one are a unit of their own.
         let mut modules: BTreeMap<&str, (usize, usize)> = BTreeMap::new();

@@ -31,6 +31,7 @@ mod offload_index;
 mod pickled_bombs;
 mod plan;
 mod plan_activations;
+mod plan_axes;
 mod plan_collectives;
 mod plan_memory;
 mod plan_sharded;

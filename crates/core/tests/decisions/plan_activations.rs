@@ -1,6 +1,7 @@
 //! What activations take: the published formula, and the files that its numbers come from.
 
 use accelerate_core::config::FullyShardedSettings;
+use accelerate_core::mesh::{Axis, Mesh};
 use accelerate_core::plan::*;
 use rstest::rstest;
 
@@ -137,4 +138,21 @@ fn activations_are_there_in_the_passes_and_count_for_what_fits() {
     assert!(
         with.to_string().contains("5 KB activations; at most") && !with.to_string().contains("without activations")
     );
+}
+
+/// §4.2.1 of the paper: `sbh·(10 + 24/t + 5as/(ht))`, and a `c`th of it where ranks divide sequences.
+#[rstest]
+#[case(1, 1)]
+#[case(2, 1)]
+#[case(8, 1)]
+#[case(1, 4)]
+#[case(8, 4)]
+fn ranks_that_divide_layers_and_sequences_keep_less(#[case] t: u64, #[case] c: u64) {
+    let shape = gpt3();
+    let (s, b, h, a) = (2048, 2, shape.hidden_size, shape.num_heads);
+    let sizes = [(Axis::Tp, t as usize), (Axis::Cp, c as usize)];
+    let mesh = Mesh::of((t * c) as usize, &sizes).unwrap();
+    let bytes = shape.activation_bytes_on(&mesh, &batch(b, s, false), 2);
+    assert_eq!(bytes.layers, 96 * (s * b * h * 10 + (s * b * h * 24 + 5 * a * s * s * b) / t) / c);
+    assert_eq!(bytes.logits, 4 * s * b * shape.vocab_size / c);
 }

@@ -7,7 +7,7 @@ use crate::config::{
     check_probabilities, check_sizes,
 };
 use crate::tensor_parallel::features;
-use accelerate::{LayerRule, ParallelStyle, TensorParallelPlan};
+use accelerate::TensorParallelPlan;
 use serde::{Deserialize, Serialize};
 
 /// Some times as many as the largest models of this kind have.
@@ -93,15 +93,7 @@ impl GPT2Config {
 
     /// How ranks divide the layers of a [`GPT2LMHeadModel`](super::GPT2LMHeadModel): heads stay whole.
     pub(super) fn tensor_parallel_plan(&self) -> TensorParallelPlan {
-        let head_dim = features(self.n_embd.checked_div(self.n_head));
-        let packed = LayerRule::from(ParallelStyle::PackedColwise).with_parts(3).with_unit(head_dim);
-        TensorParallelPlan::default()
-            .with("transformer.wte", ParallelStyle::EmbeddingRowwise)
-            .with("transformer.h.*.attn.c_attn", packed)
-            .with("transformer.h.*.attn.c_proj", LayerRule::from(ParallelStyle::Rowwise).with_unit(head_dim))
-            .with("transformer.h.*.mlp.c_fc", ParallelStyle::Colwise)
-            .with("transformer.h.*.mlp.c_proj", ParallelStyle::Rowwise)
-            .with("lm_head", ParallelStyle::ColwiseGatherOutput)
+        TensorParallelPlan::gpt2(features(self.n_embd.checked_div(self.n_head)))
     }
 }
 

@@ -7,7 +7,7 @@ use crate::config::{
     check_probabilities, check_sizes,
 };
 use crate::tensor_parallel::features;
-use accelerate::{LayerRule, ParallelStyle, TensorParallelPlan};
+use accelerate::TensorParallelPlan;
 use serde::{Deserialize, Serialize};
 
 /// Some times as many as the largest models of this kind have.
@@ -147,18 +147,8 @@ impl LlamaConfig {
     /// with their head of keys and values.
     pub(super) fn tensor_parallel_plan(&self) -> TensorParallelPlan {
         let head_dim = features(Some(self.head_dim));
-        let group = features(self.num_attention_heads.checked_div(self.num_key_value_heads)) * head_dim;
-        let heads = |style: ParallelStyle, unit| LayerRule::from(style).with_unit(unit);
-        TensorParallelPlan::default()
-            .with("model.embed_tokens", ParallelStyle::EmbeddingRowwise)
-            .with("model.layers.*.self_attn.q_proj", heads(ParallelStyle::Colwise, group))
-            .with("model.layers.*.self_attn.k_proj", heads(ParallelStyle::Colwise, head_dim))
-            .with("model.layers.*.self_attn.v_proj", heads(ParallelStyle::Colwise, head_dim))
-            .with("model.layers.*.self_attn.o_proj", heads(ParallelStyle::Rowwise, group))
-            .with("model.layers.*.mlp.gate_proj", ParallelStyle::Colwise)
-            .with("model.layers.*.mlp.up_proj", ParallelStyle::Colwise)
-            .with("model.layers.*.mlp.down_proj", ParallelStyle::Rowwise)
-            .with("lm_head", ParallelStyle::ColwiseGatherOutput)
+        let group_size = features(self.num_attention_heads.checked_div(self.num_key_value_heads));
+        TensorParallelPlan::llama(head_dim, group_size)
     }
 
     /// Do the projections of queries, keys and values have biases?

@@ -300,8 +300,8 @@ impl Accelerator {
     }
 
     /// How the parameters of each model prepared so far are kept, in the order of `prepare`; print it to see which are gathered
-    /// or reduced together. Where ranks compute layers together, it is of the slices of this rank. For a model that was prepared for
-    /// evaluation it says what training would do.
+    /// or reduced together, and what each axis of the mesh divides and sends. Where ranks compute layers together, it is of the slices
+    /// of this rank. For a model that was prepared for evaluation it says what training would do.
     ///
     /// ```
     /// use accelerate::nn::{Linear, ModuleFn, ParamStore};
@@ -322,7 +322,7 @@ impl Accelerator {
             Some(plan) => plan.clone(),
             None => plan_data_parallel(&inventory(&model.store), &self.config().ddp, self.mesh().data().world_size()),
         };
-        Plans(self.session().objects().models().map(|model| plan(&model)).collect())
+        Plans { mesh: self.mesh(), plans: self.session().objects().models().map(|model| plan(&model)).collect() }
     }
 
     /// Prepares one optimizer.
