@@ -23,7 +23,7 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::check::{check_description, check_index};
-use super::conversions::{self, conversions_in};
+use super::conversions::{self, Conversion, conversions_in};
 use super::error::{CheckpointError, Fault, Problem};
 use super::files::{content_checksum, open, read_small};
 use super::folder::{
@@ -47,7 +47,8 @@ const MOST_THREADS: usize = 2;
 #[command(after_long_help = "Examples:\n  \
     accelerate checkpoint verify runs/bert/checkpoints/checkpoint_3\n  \
     accelerate checkpoint verify runs/bert runs/gpt --json\n\n\
-    Exit code: 0 if all is as it was saved, 1 if not, 2 for wrong flags. In a project, saves that were not completed \
+    Exit code: 0 if all is as it was saved, 1 if not or if a folder has nothing to verify (the others are verified all the \
+    same), 2 for wrong flags. In a project, saves that were not completed \
     do not count where others were.")]
 pub(crate) struct Arguments {
     /// Folders of checkpoints, of saved models, or of projects with numbered checkpoints.
@@ -72,10 +73,22 @@ struct Report {
     num_bytes: u64,
     num_tensors: u64,
     faults: Vec<FaultText>,
+    /// Why nothing of the folder could be verified.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
     /// What saves left that were ended before they counted. The next save removes it.
     abandoned: Vec<String>,
     /// What no save has written.
     foreign: Vec<String>,
+}
+
+impl Report {
+    /// Of a folder of which nothing could be verified.
+    fn of_error(folder: &Path, error: &CheckpointError) -> Self {
+        let causes = std::iter::successors(error.source(), |&cause| cause.source());
+        let error = causes.fold(error.to_string(), |text, cause| format!("{text}: {cause}"));
+        Self { folder: folder.display().to_string(), error: Some(error), ..Self::default() }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -102,23 +115,7 @@ struct Target {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
-    let (mut targets, mut conversions) = (Vec::new(), Vec::new());
-    for folder in &arguments.folders {
-        let found = expand(folder)?;
-        if found.iter().any(|found| found != folder) {
-            conversions.extend(conversions_in(folder));
-        }
-        for found in found {
-            // What a project has besides, such as its trained model, counts as it does alone.
-            let is_of_project = found != *folder;
-            match Target::read(found.clone()) {
-                Ok(target) => targets.push(Target { is_of_project, ..target }),
-                // A run removes the checkpoints that are too many.
-                Err(_) if is_of_project && !found.exists() => {}
-                Err(error) => return Err(error.into()),
-            }
-        }
-    }
+    let Found { targets, conversions, errors } = Found::of(&arguments.folders);
     let saves = targets.iter().flat_map(|target| &target.saves);
     let bar = progress_bar(saves.fold(0, |sum, save| sum.saturating_add(save.num_bytes())));
     let counts = counting(&targets);
@@ -129,18 +126,59 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
         let report = target.verify(&bar);
         is_left(&folder, is_of_project, &report).then_some((report, counts))
     });
-    let (reports, counts): (Vec<Report>, Vec<bool>) = verified.unzip();
+    let (mut reports, counts): (Vec<Report>, Vec<bool>) = verified.unzip();
     bar.finish_and_clear();
+    let is_ok = errors.is_empty() && reports.iter().zip(counts).all(|(report, counts)| report.ok || !counts);
     let text = match arguments.json {
         true => {
+            reports.extend(errors.iter().map(|(folder, error)| Report::of_error(folder, error)));
             let report = serde_json::json!({ "folders": reports, "conversions": conversions });
             serde_json::to_string_pretty(&report)? + "\n"
         }
         false => reports.iter().map(described).collect::<String>() + &conversions::described(&conversions),
     };
     crate::print_coloured(&text)?;
-    let is_ok = reports.iter().zip(counts).all(|(report, counts)| report.ok || !counts);
+    errors.iter().for_each(|(_, error)| crate::print_error("accelerate checkpoint", error, &error.to_string()));
     Ok(if is_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What the folders of a command line lead to.
+#[derive(Debug, Default)]
+struct Found {
+    targets: Vec<Target>,
+    conversions: Vec<Conversion>,
+    /// Folders of which nothing can be verified. The others are, all the same.
+    errors: Vec<(PathBuf, CheckpointError)>,
+}
+
+impl Found {
+    fn of(folders: &[PathBuf]) -> Self {
+        let mut found = Self::default();
+        for folder in folders {
+            match expand(folder) {
+                Ok(within) => found.add(folder, within),
+                Err(error) => found.errors.push((folder.clone(), error)),
+            }
+        }
+        found
+    }
+
+    /// Takes up what a folder was expanded to.
+    fn add(&mut self, folder: &Path, within: Vec<PathBuf>) {
+        if within.iter().any(|found| found != folder) {
+            self.conversions.extend(conversions_in(folder));
+        }
+        for found in within {
+            // What a project has besides, such as its trained model, counts as it does alone.
+            let is_of_project = found != *folder;
+            match Target::read(found.clone()) {
+                Ok(target) => self.targets.push(Target { is_of_project, ..target }),
+                // A run removes the checkpoints that are too many.
+                Err(_) if is_of_project && !found.exists() => {}
+                Err(error) => self.errors.push((found, error)),
+            }
+        }
+    }
 }
 
 /// For each target, whether the exit code depends on it. In a project, a save that was not completed is no damage where others

@@ -179,6 +179,19 @@ fn a_checkpoint_as_it_was_saved_is_verified(#[case] world_size: usize, #[case] t
 }
 
 #[test]
+fn a_folder_that_is_no_checkpoint_keeps_no_other_from_being_verified() {
+    let folder = pair(2, &run(), &values());
+    fs::create_dir(folder.path().join("empty")).unwrap();
+    let found = checkpoint(folder.path(), "verify empty a nowhere b");
+    found.expect(1, &["empty is no checkpoint", "there is no folder nowhere"]);
+    assert!(found.stdout.starts_with("ok a: ") && found.stdout.contains("\nok b: "), "{}", found.stdout);
+    let json = parsed(&checkpoint(folder.path(), "verify empty a --json"));
+    assert_eq!((&json["folders"][0]["folder"], &json["folders"][0]["ok"]), (&json!("a"), &json!(true)));
+    assert_eq!((&json["folders"][1]["folder"], &json["folders"][1]["ok"]), (&json!("empty"), &json!(false)));
+    assert!(json["folders"][1]["error"].as_str().unwrap().contains("empty is no checkpoint"), "{json}");
+}
+
+#[test]
 fn a_project_is_verified_checkpoint_by_checkpoint() {
     let project = project();
     let json = parsed(&checkpoint(project.path(), "verify . --json"));
