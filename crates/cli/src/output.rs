@@ -70,7 +70,11 @@ fn with_causes(speaker: &str, error: &dyn Error, text: &str) -> String {
     let bad: Style = AnsiColor::Red.on_default().bold();
     let first = format!("{bad}{speaker}: error:{bad:#} {}", printable(text));
     let causes = std::iter::successors(error.source(), |&error| error.source());
-    causes.fold(first, |text, cause| text + &printable(&format!("\n  caused by: {cause}")))
+    causes.fold(first, |text, cause| {
+        let cause = printable(&cause.to_string());
+        // An error may give its cause as its reason.
+        if text.ends_with(&cause) { text } else { format!("{text}\n  caused by: {cause}") }
+    })
 }
 
 /// Prints a message on standard error. What is in it of other people's texts cannot steer the terminal: control characters
@@ -127,6 +131,22 @@ mod tests {
         fn flush(&mut self) -> io::Result<()> {
             if self.num_left == 0 { Err(self.kind.into()) } else { Ok(()) }
         }
+    }
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("{text}")]
+    struct Caused {
+        text: &'static str,
+        source: io::Error,
+    }
+
+    #[rstest]
+    #[case::said_already("it cannot be read: no luck", "me: error: it cannot be read: no luck")]
+    #[case::not_said("it cannot be read", "me: error: it cannot be read\n  caused by: no luck")]
+    fn a_cause_is_said_once(#[case] text: &'static str, #[case] wanted: &str) {
+        let error = Caused { text, source: io::Error::other("no luck") };
+        let said = with_causes("me", &error, &error.to_string());
+        assert_eq!(anstream::adapter::strip_str(&said).to_string(), wanted);
     }
 
     #[rstest]

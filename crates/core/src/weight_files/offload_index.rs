@@ -85,10 +85,10 @@ impl OffloadIndex {
     /// [`Error::is_weight_files`]: not JSON, a key that is there twice, an entry that says neither type and shape nor a file, or a
     /// name that leads out of the folder.
     pub fn from_json(json: &str) -> Result<Self> {
-        serde_json::from_str::<Contents>(json).map(|contents| contents.0).map_err(|cause| {
-            let reason = shortened_reason(&cause.to_string());
-            Error::new(Kind::OffloadIndex { reason }).caused_by(cause)
-        })
+        // Not the parser's error itself, which repeats what it has found, however long that is.
+        serde_json::from_str::<Contents>(json)
+            .map(|contents| contents.0)
+            .map_err(|cause| Error::new(Kind::OffloadIndex { reason: shortened_reason(&cause.to_string()) }))
     }
 
     /// Writes the index as JSON, indented by two as the reference does.
