@@ -76,16 +76,15 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         check_apart(checkpoint_directory, output_path)?;
     }
     let Opened { seen, mut weights } = Opened::open(checkpoint_directory, arguments.remove_checkpoint_dir)?;
-    tell_what_is_left_out(&weights);
-    if weights.tensors.is_empty() {
-        return Err(MergeError::NoTensors { folder: checkpoint_directory.clone(), others: weights.others }.into());
-    }
+    weights.check_tensors(checkpoint_directory)?;
     if arguments.remove_checkpoint_dir {
         check_all_is_merged(checkpoint_directory, &weights)?;
     }
     let (num_tensors, num_bytes) = (weights.tensors.len(), weights.num_bytes());
     let is_of_one_save = || Ok(seen.check()?);
     let written = weights::write(&mut weights, output_path, arguments.max_shard_size, &is_of_one_save)?;
+    // Of a result that is not there, nothing is left out.
+    tell_what_is_left_out(&weights);
     crate::print_message(&format!(
         "accelerate merge-weights: {}, {}, {} in {written}",
         counted(num_tensors, "tensor"),
@@ -172,7 +171,8 @@ fn check_all_is_merged(folder: &Path, weights: &Weights) -> Result<(), MergeErro
     // What cannot be listed was read all the same, and is removed by nobody.
     let listed = fs::read_dir(folder).into_iter().flatten().flatten();
     let names = listed.map(|entry| entry.file_name().to_string_lossy().into_owned()).filter(|name| !is_read(name));
-    let inside = [&weights.others, &weights.unlisted].into_iter().flatten().cloned();
+    // Of tied tensors the result has one name, so that removing would lose the others.
+    let inside = [&weights.others, &weights.unlisted, &weights.tied].into_iter().flatten().cloned();
     let files = read_names.iter().map(|name| (*name).to_owned()).chain([weights.taken.clone()]);
     let notes = weights.notes.agreed();
     let said = files.collect::<BTreeSet<_>>().into_iter().flat_map(|name| said_besides(folder, &name, &notes));
@@ -220,7 +220,7 @@ fn header_of(path: &Path) -> Option<Vec<u8>> {
 fn tell_what_is_left_out(weights: &Weights) {
     if !weights.not_taken.is_empty() {
         crate::print_message(&format!(
-            "accelerate merge-weights: merging the weights of {}; there are others, which are not looked at: {}",
+            "accelerate merge-weights: these are the weights of {}; there are others, which were not looked at: {}",
             shown(&weights.taken),
             listed(&weights.not_taken, MOST_LISTED_BYTES)
         ));

@@ -28,12 +28,6 @@ pub(super) enum MergeError {
         folder.shown(), listed(unmerged, 300)
     )]
     RemovesMore { folder: PathBuf, unmerged: Vec<String> },
-    #[error(
-        "{} holds no tensors to merge{}; name the folder of a model's weights",
-        folder.shown(),
-        if others.is_empty() { String::new() } else { format!(": {} are of other types", listed(others, 300)) }
-    )]
-    NoTensors { folder: PathBuf, others: Vec<String> },
     #[error("{} is a link, and --remove_checkpoint_dir would leave what it leads to; name the folder itself", link.shown())]
     RemovesLink { link: PathBuf },
     #[error(

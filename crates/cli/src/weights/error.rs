@@ -52,6 +52,11 @@ pub(crate) enum WeightsError {
          place", folder.shown()
     )]
     Repeated { folder: PathBuf, tensor_bytes: u64, file_bytes: u64 },
+    #[error(
+        "{} holds no tensors{}; name the folder of a model's weights", path.shown(),
+        if others.is_empty() { String::new() } else { format!(": {} are of other types", listed(others, 300)) }
+    )]
+    NoTensors { path: PathBuf, others: Vec<String> },
     #[error("the data of `{key}` in {} have changed since they were written: their checksum is another one", path.shown())]
     Checksum { path: PathBuf, key: String },
     #[error("elements {start}..{end} of `{key}` are in no file")]

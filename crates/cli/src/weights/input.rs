@@ -51,6 +51,14 @@ impl Weights {
     pub(crate) fn num_bytes(&self) -> u64 {
         self.tensors.iter().fold(0, |sum, tensor| sum.saturating_add(tensor.num_bytes()))
     }
+
+    /// A model without tensors is none, whatever else a file has.
+    pub(crate) fn check_tensors(&self, path: &Path) -> Result<(), WeightsError> {
+        if self.tensors.is_empty() {
+            return Err(WeightsError::NoTensors { path: path.to_owned(), others: self.others.clone() });
+        }
+        Ok(())
+    }
 }
 
 /// A tensor and where its data are.

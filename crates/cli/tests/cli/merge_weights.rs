@@ -484,13 +484,24 @@ fn what_only_an_index_says_is_not_removed() {
     merge(&input, &output, &["--remove_checkpoint_dir"]).expect(0, &["is removed"]);
 }
 
+/// The names of tied tensors that are not in the result are in that folder only.
+#[test]
+fn names_of_tied_tensors_are_not_removed() {
+    let (input, output) = (copied("model.bin"), tempfile::tempdir().unwrap());
+    let tied = tied("model.bin").unwrap();
+    let words = format!("what is not in the result: {tied}; move it elsewhere, or leave --remove_checkpoint_dir out");
+    merge(input.path(), output.path(), &["--remove_checkpoint_dir"]).expect(1, &[&words]);
+    assert!(input.path().join("pytorch_model.bin").exists() && !output.path().join("model.safetensors").exists());
+    merge(input.path(), output.path(), &[]).expect(0, &[tied]);
+}
+
 /// What is not in the result is not removed, and nothing is no result.
 #[rstest]
 #[case::another_file("model.safetensors", true, &["adapter.bin"], 1, "what is not in the result: adapter.bin")]
 #[case::other_weights("model.safetensors", true, &["pytorch_model.bin"], 1, "what is not in the result: pytorch_model.bin")]
 #[case::of_a_whole_run("model.safetensors", true, &["optimizer.bin", "random_states_0.pkl"], 1, "optimizer.bin, random_states_0.pkl")]
 #[case::nothing_else("model.safetensors", true, &[], 0, "is removed")]
-#[case::no_tensors("model.safetensors", false, &[], 1, "holds no tensors to merge")]
+#[case::no_tensors("model.safetensors", false, &[], 1, "in holds no tensors; name the folder of")]
 #[case::one_of_several("model-00001-of-00002.safetensors", true, &[], 1, "one of several files by its name")]
 #[case::one_of_one("model-00001-of-00001.safetensors", true, &[], 0, "is removed")]
 fn only_what_is_merged_is_removed(

@@ -43,6 +43,30 @@ fn a_tensor_with_the_name_of_notes_is_refused_and_nothing_is_removed() {
     merge(folder.path(), "in out --remove_checkpoint_dir").expect(0, &["2 tensors", "in is removed"]);
 }
 
+#[test]
+fn what_is_wrong_with_an_index_is_said_once() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::create_dir(folder.path().join("in")).unwrap();
+    fs::write(folder.path().join("in/model.safetensors.index.json"), "{").unwrap();
+    let ended = merge(folder.path(), "in out");
+    ended.expect(1, &["in/model.safetensors.index.json cannot be understood", "this is not an index of weight files"]);
+    assert_eq!(ended.stderr.matches("EOF while parsing").count(), 1, "{}", ended.stderr);
+}
+
+#[test]
+fn of_a_result_that_is_not_written_nothing_is_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    write_bin(&folder.path().join("in"), &["weight"]);
+    fs::copy(folder.path().join("in/pytorch_model.bin"), folder.path().join("in/pytorch_model_1.bin")).unwrap();
+    fs::create_dir(folder.path().join("out")).unwrap();
+    fs::write(folder.path().join("out/model.safetensors"), "").unwrap();
+    let ended = merge(folder.path(), "in out");
+    ended.expect(1, &["out/model.safetensors exists already"]);
+    assert!(!ended.stderr.contains("left out"), "{}", ended.stderr);
+    fs::remove_file(folder.path().join("out/model.safetensors")).unwrap();
+    merge(folder.path(), "in out").expect(0, &["left out, because they are further models"]);
+}
+
 /// A model in two files, of so many tensors without elements in all.
 fn write_shards(folder: &Path, num_tensors: usize) {
     fs::create_dir(folder).unwrap();

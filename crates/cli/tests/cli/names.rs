@@ -170,7 +170,7 @@ fn of_two_kinds_of_weights_the_one_that_is_merged_is_named() {
     };
     merge(&[".", "merged"]).expect(
         0,
-        &["merging the weights of model.safetensors; there are others, which are not looked at: pytorch_model.bin"],
+        &["these are the weights of model.safetensors; there are others, which were not looked at: pytorch_model.bin"],
     );
     merge(&[".", "none", "--max_shard_size", "0"]).expect(2, &["0 bytes have no room for anything"]);
 

@@ -146,9 +146,12 @@ impl<'a> Reader<'a> {
         }
         let path = self.path(taken);
         if matches!(PythonFile::named(taken), Some(PythonFile::ShardedModel(_))) {
-            return Ok(Some(weights::open_distributed(&path)?));
+            let weights = weights::open_distributed(&path)?;
+            weights.check_tensors(&path)?;
+            return Ok(Some(weights));
         }
         let weights = weights::open_named(&path)?;
+        weights.check_tensors(&path)?;
         // Shards belong to the index that names them.
         let read: HashSet<String> = weights.files.names().collect();
         self.report.left_out.retain(|left| !read.contains(&left.what));

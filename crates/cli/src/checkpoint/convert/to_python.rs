@@ -99,8 +99,13 @@ impl Writer<'_> {
         let kind = name.trim_end_matches(|letter: char| letter.is_ascii_digit()).trim_end_matches('_');
         let size = (tensors.len(), tensors.iter().map(Tensor::num_bytes).fold(0, u64::saturating_add));
         let values = &object.values;
-        if kind != "model" {
-            self.leave_notes(name, notes);
+        match kind {
+            "model" if tensors.is_empty() => {
+                let reason = "it has no tensors, so that Python could go on from nothing; take a checkpoint that has its weights";
+                return Err(self.wrong(name, reason.to_owned()).into());
+            }
+            "model" => {}
+            _ => self.leave_notes(name, notes),
         }
         match kind {
             "model" => return Ok(self.model((name, values), tensors, notes)?),

@@ -11,7 +11,7 @@ use safetensors::Dtype;
 use serde_json::json;
 
 use super::{NAMED, copied, copy_folder, own};
-use crate::checkpoint::folders::{Tensor, Values, write_checkpoint};
+use crate::checkpoint::folders::{Tensor, Values, weight_file, write_checkpoint};
 use crate::support::{Finished, finished};
 
 /// What somebody does to a folder with `src` and `names.txt`.
@@ -138,6 +138,8 @@ fn listing(folder: &Path) -> Vec<String> {
 #[case::of_dcp(|it: &Path| { fs::remove_dir_all(it.join("src")).unwrap(); fs::create_dir(it.join("src")).unwrap(); fs::write(it.join("src/.metadata"), "").unwrap(); }, "`accelerate merge-weights` makes a model of")]
 #[case::no_model(|it: &Path| gone(it, "src/model.safetensors"), "no model has a tensor of that name")]
 #[case::an_empty_model(|it: &Path| fs::write(it.join("src/model.safetensors"), "").unwrap(), "src/model.safetensors cannot be understood")]
+#[case::a_model_without_tensors(|it: &Path| fs::write(it.join("src/model.safetensors"), weight_file(&[])).unwrap(), "src/model.safetensors holds no tensors; name the folder")]
+#[case::a_model_of_numbers(|it: &Path| { gone(it, "src/model.safetensors"); torch(it, "pytorch_model.bin", &Plain::dict([("a", Plain::Int(1)), ("b", Plain::None)])); }, "src/pytorch_model.bin holds no tensors: a, b are of other types")]
 #[case::a_short_model(|it: &Path| cut(it, "src/model.safetensors", 850), "src/model.safetensors cannot be understood")]
 #[case::a_long_header(|it: &Path| fs::write(it.join("src/model.safetensors"), [0xff; 16]).unwrap(), "its header claims")]
 #[case::a_folder_as_model(|it: &Path| { gone(it, "src/model.safetensors"); fs::create_dir(it.join("src/model.safetensors")).unwrap(); }, "is a folder, and a file is wanted")]
@@ -359,6 +361,7 @@ type OwnHarm = fn(&mut Vec<Tensor>, &mut Values);
 #[case::a_name_in_two_groups(|_: &mut Vec<Tensor>, values: &mut Values| { values.insert("optimizer", json!({ "param_groups": [{ "params": ["a", "a"], "lr": 0.1 }] })); }, "`a` is in two groups")]
 #[case::a_group_without_rate(|_: &mut Vec<Tensor>, values: &mut Values| { values.insert("optimizer", json!({ "param_groups": [{ "params": ["weight"] }] })); }, "a group has no learning rate")]
 #[case::state_of_nothing(|tensors: &mut Vec<Tensor>, _: &mut Values| tensors[2].name = "exp_avg.other", "`exp_avg.other` is state of no parameter")]
+#[case::a_model_without_tensors(|tensors: &mut Vec<Tensor>, values: &mut Values| { tensors.retain(|it| it.object != "model"); values.insert("model", json!({ "left_out": {} })); }, "it has no tensors, so that Python could go on from nothing")]
 fn what_python_could_not_load_is_not_written(#[case] harm: OwnHarm, #[case] words: &str) {
     let folder = tempfile::tempdir().unwrap();
     let (mut tensors, mut values) = own();
