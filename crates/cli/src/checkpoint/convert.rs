@@ -118,6 +118,31 @@ impl Report {
         self.left_out.push(LeftOut { what: what.into(), reason: reason.into() });
     }
 
+    /// Says which of the registered objects are not there, of which the source has these numbers. Loading counts them from 0.
+    fn leave_gaps(&mut self, found: impl Iterator<Item = usize>) {
+        let Some(last) = found.max() else { return };
+        let mut carried: Vec<usize> = self.carried.iter().filter_map(|it| registered::number(&it.object)).collect();
+        carried.sort_unstable();
+        // The number may be that of a file that somebody has named so.
+        let (mut missing, mut next) = (Vec::new(), 0_usize);
+        for number in carried.into_iter().chain([last.saturating_add(1)]) {
+            match number.saturating_sub(next) {
+                0 => {}
+                1 => missing.push(registered::name(next)),
+                _ => missing.push(format!("{} to {}", registered::name(next), number - 1)),
+            }
+            next = number.saturating_add(1);
+        }
+        if !missing.is_empty() {
+            let (side, then) = if self.to == "python" { ("DST", "") } else { ("SRC", " and convert again") };
+            let reason = format!(
+                "nothing is there under these names, and load_state wants each object that is registered, counted from 0: register \
+                 them after it, and where others come behind them, give the files of those in {side} the free numbers{then}"
+            );
+            self.leave(listed(&missing, MOST_LISTED_BYTES), reason);
+        }
+    }
+
     /// Of several files that become one, what they say differently about themselves.
     fn leave_differing(&mut self, object: &str, notes: &Notes) {
         let differing = notes.differing();

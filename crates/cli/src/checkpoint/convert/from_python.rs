@@ -285,7 +285,8 @@ impl<'a> Reader<'a> {
             PythonFile::Custom(number) => Some((*number, name.clone())),
             _ => None,
         });
-        for (number, file) in numbered.collect::<Vec<_>>() {
+        let numbered: Vec<(usize, String)> = numbered.collect();
+        for (number, file) in numbered.clone() {
             let mut files = Files::default();
             let value = match read_into(&mut files, &self.path(&file))? {
                 Ok(value) => value,
@@ -300,11 +301,11 @@ impl<'a> Reader<'a> {
             problems.into_iter().for_each(|problem| self.report.leave(&file, problem));
             self.leave(&file, left);
             let Some(Registered { tensors, values }) = registered else { continue };
-            let object =
-                Object { name: format!("custom_checkpoint_{number}"), weights: in_files(files, tensors), values };
+            let object = Object { name: registered::name(number), weights: in_files(files, tensors), values };
             self.report.carry(&object.name, object.size(), "");
             objects.push(object);
         }
+        self.report.leave_gaps(numbered.iter().map(|(number, _)| *number));
         Ok(objects)
     }
 

@@ -11,6 +11,19 @@ use serde_json::Value;
 
 use crate::weights::Tensor;
 
+/// What comes before the number of such an object in its name.
+const PREFIX: &str = "custom_checkpoint_";
+
+/// The name of the one with this number, on both sides.
+pub(super) fn name(number: usize) -> String {
+    format!("{PREFIX}{number}")
+}
+
+/// The number in such a name.
+pub(super) fn number(name_of: &str) -> Option<usize> {
+    name_of.strip_prefix(PREFIX)?.parse().ok().filter(|&number| name(number) == name_of)
+}
+
 /// An object as this library has it.
 #[derive(Debug, Default)]
 pub(super) struct Registered {

@@ -53,6 +53,7 @@ pub(super) fn convert(folder: &Path, staged: &mut Staged, report: &mut Report) -
             report.leave(what, "Python has one value for all processes, and gets that of process 0");
         }
     }
+    report.leave_gaps(description.objects.keys().filter_map(|name| registered::number(name)));
     if !description.objects.contains_key(RANDOM_STATES) {
         let mut writer = Writer { checkpoint: &checkpoint, bar: &bar, staged, report };
         writer.random_states(&[])?;

@@ -1,6 +1,9 @@
 //! Registered objects with tensors in dictionaries, there and back.
 
+use std::fs;
+
 use accelerate_core::weight_files::{Plain, StoredTensor};
+use rstest::rstest;
 
 use super::{NAMED, copied, description, plain, run, write_torch};
 
@@ -33,6 +36,43 @@ fn tensors_of_registered_dictionaries_are_in_them_again_after_both_ways() {
     assert_eq!([shape(shadow.get("head.weight")), shape(shadow.get("b"))], [[2], [2]]);
     assert_eq!(shape(found.get("a.b").unwrap().get("c")), [2]);
     assert_eq!(found.get("empty"), Some(&Plain::Dict(Vec::new())));
+}
+
+/// Loading of either side takes no object more or less.
+#[rstest]
+#[case::none(&[0, 1], None)]
+#[case::in_the_middle(&[0, 2], Some("custom_checkpoint_1"))]
+#[case::several(&[3, 7], Some("custom_checkpoint_0 to 2, custom_checkpoint_4 to 6"))]
+#[case::very_many(&[usize::MAX], Some("custom_checkpoint_0 to 18446744073709551614"))]
+fn numbers_of_registered_objects_that_are_free_are_told(#[case] numbers: &[usize], #[case] wanted: Option<&str>) {
+    let folder = copied("adamw");
+    let src = folder.path().join("src");
+    (0..3).for_each(|number| fs::remove_file(src.join(format!("custom_checkpoint_{number}.pkl"))).unwrap());
+    for number in numbers {
+        write_torch(&src.join(format!("custom_checkpoint_{number}.pkl")), &Plain::dict([("k", Plain::Int(1))]));
+    }
+    for (line, side) in
+        [(NAMED, "SRC the free numbers and convert again"), ("convert dst python", "DST the free numbers")]
+    {
+        let found = run(folder.path(), line);
+        found.expect(0, &[]);
+        let told = found.stdout.lines().find(|line| line.contains("nothing is there under these names"));
+        assert_eq!(told.map(|told| told.trim().split_once(": ").unwrap().0), wanted, "{}", found.stdout);
+        assert!(told.is_none_or(|told| told.ends_with(side)), "{}", found.stdout);
+    }
+}
+
+/// One that is left behind at the end has its number told, too.
+#[test]
+fn the_last_registered_object_that_is_left_behind_is_told() {
+    let folder = copied("adamw");
+    let src = folder.path().join("src");
+    fs::rename(src.join("custom_checkpoint_1.pkl"), src.join("custom_checkpoint_3.pkl")).unwrap();
+    fs::rename(src.join("custom_checkpoint_2.pkl"), src.join("custom_checkpoint_1.pkl")).unwrap();
+    fs::rename(src.join("custom_checkpoint_3.pkl"), src.join("custom_checkpoint_2.pkl")).unwrap();
+    let found = run(folder.path(), NAMED);
+    found.expect(0, &[]);
+    assert!(found.stdout.contains("\n  custom_checkpoint_2: nothing is there under these names"), "{}", found.stdout);
 }
 
 /// On the way back it would be in the dictionary.
