@@ -15,13 +15,15 @@ use crate::support::{Finished, accelerate, finished};
 /// In which a writer says which files get their names, and which it has locked.
 const NOTE: &str = ".model.merging.saving";
 
-/// A model of 64 KiB in `in`, a checkpoint in `own`, and an empty folder `out`.
+/// A model of 64 KiB in `in`, a checkpoint in `own` and one of 4 KiB in `large`, and an empty folder `out`.
 fn folder() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
     ["in", "out"].iter().for_each(|name| fs::create_dir(path(name)).unwrap());
     fs::write(path("in/model.safetensors"), weight_file(&[("a", Dtype::U8, vec![1 << 16], vec![7; 1 << 16])])).unwrap();
-    write_checkpoint(&path("own"), 1, &[Tensor::f32("model", "a", &[1.0])], &Values::new());
+    for (name, num_elements) in [("own", 1), ("large", 1 << 10)] {
+        write_checkpoint(&path(name), 1, &[Tensor::f32("model", "a", &vec![1.0; num_elements])], &Values::new());
+    }
     folder
 }
 
@@ -189,4 +191,16 @@ fn a_folder_that_is_not_free_is_not_cleaned_by_convert(#[case] others: &[&str], 
     }
     run(folder.path(), "checkpoint convert own out").expect(1, &["out exists already"]);
     assert_eq!(names(&out).len(), others.len() + 1);
+}
+
+/// What a conversion writes is hidden beside its place, and goes with the next one to it.
+#[test]
+fn what_a_killed_conversion_has_left_is_hidden_and_goes_with_the_next_one() {
+    let folder = folder();
+    let parent = folder.path().join("converted");
+    (0..2).for_each(|_| killed(folder.path(), "checkpoint convert large converted/x"));
+    let left = names(&parent);
+    assert!(left.len() == 1 && left[0].starts_with(".x.") && left[0].ends_with(".converting"), "{left:?}");
+    run(folder.path(), "checkpoint convert large converted/x").expect(0, &[]);
+    assert_eq!(names(&parent), ["x"]);
 }

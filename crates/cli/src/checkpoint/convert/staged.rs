@@ -169,11 +169,16 @@ impl Staged {
         Ok(())
     }
 
-    /// Gives the folder its name. From here on it counts.
+    /// Gives the folder its name. From here on it counts. Where the name does not get to the disk, it is taken back.
     pub(super) fn commit(self) -> Result<(), ConvertError> {
+        self.commit_by(|folder| File::open(folder)?.sync_all())
+    }
+
+    /// The same with `sync` for flushing a folder.
+    fn commit_by(self, sync: impl Fn(&Path) -> io::Result<()>) -> Result<(), ConvertError> {
         let failed = |source| ConvertError::Write { path: self.target.clone(), source };
-        let sync = |folder: &Path| File::open(folder).and_then(|folder| folder.sync_all());
         sync(self.folder.path()).map_err(failed)?;
+        let was_there = self.target.is_dir();
         // An empty folder gives way; one in which there is something by now does not.
         if let Err(error) = fs::rename(self.folder.path(), &self.target) {
             return Err(match error.kind() {
@@ -185,8 +190,44 @@ impl Staged {
         }
         let parent = self.target.parent().filter(|parent| !parent.as_os_str().is_empty());
         let synced = sync(parent.unwrap_or(Path::new("."))).map_err(failed);
+        if synced.is_err() && fs::rename(&self.target, self.folder.path()).is_ok() {
+            // It is removed under its old name, and whoever had made an empty folder has it again. The first error is the one to report.
+            let _ = if was_there { fs::create_dir(&self.target) } else { Ok(()) };
+            return synced;
+        }
         // It has another name now, under which it stays.
         let _ = self.folder.keep();
         synced
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case::new(false)]
+    #[case::empty_before(true)]
+    fn what_does_not_get_to_the_disk_is_not_left(#[case] was_there: bool) {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("dst");
+        if was_there {
+            fs::create_dir(&target).unwrap();
+        }
+        let staged = || {
+            let mut staged = Staged::create(Path::new("/nowhere"), &target).unwrap();
+            staged.write("file", |sink| sink.append(b"content")).unwrap();
+            staged
+        };
+        let is_parent = |path: &Path| path == folder.path();
+        let full = |path: &Path| if is_parent(path) { Err(ErrorKind::StorageFull.into()) } else { Ok(()) };
+        assert!(staged().commit_by(full).is_err());
+        let found: Vec<_> = fs::read_dir(folder.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
+        assert_eq!(found.len(), usize::from(was_there), "{found:?}");
+        assert!(!target.join("file").exists());
+        staged().commit_by(|_| Ok(())).unwrap();
+        assert!(target.join("file").exists());
     }
 }
