@@ -198,6 +198,12 @@ impl Error {
         }
     }
 
+    /// A newer version of this library has written it, which this one does not read. It may be whole;
+    /// [`is_weight_files`](Self::is_weight_files) is true, too.
+    pub fn is_newer_version(&self) -> bool {
+        matches!(self.0.kind, ErrorKind::WeightFiles(weight_files::WeightFilesErrorKind::NewerVersion { .. }))
+    }
+
     /// A weight file, its size, name or index, or an exported model cannot be understood.
     pub fn is_weight_files(&self) -> bool {
         use ErrorKind::{ExportedModel, Python, Pytorch, Quantization, WeightFiles};

@@ -17,6 +17,7 @@ mod pytorch;
 mod shards;
 mod shown;
 mod size;
+mod version;
 
 pub use checksum::Checksum;
 pub use folder::{choose_torch_file, choose_weight_file};
@@ -37,6 +38,7 @@ pub use shards::{WeightFiles, is_weight_file_of, plan_shards, shard_file_names};
 pub(crate) use shown::shortened_reason;
 pub use shown::{listed, shown};
 pub use size::{format_size, parse_size};
+pub(crate) use version::{newer_version, other_format};
 
 /// What weight files are called when nothing else is said: `model`.
 pub const DEFAULT_STEM: &str = "model";

@@ -188,8 +188,8 @@ fn check_contents_of(checkpoint: &OpenCheckpoint) -> Result<(), CheckpointError>
     let bar = progress_bar(checkpoint.save.num_bytes());
     let (faults, _) = check_contents(&checkpoint.save, &bar);
     bar.finish_and_clear();
-    let damaged = |source| CheckpointError::Damaged { folder: checkpoint.save.folder.clone(), source };
-    faults.into_iter().next().map_or(Ok(()), |fault| Err(damaged(fault)))
+    let unusable = |source| CheckpointError::Unusable { folder: checkpoint.save.folder.clone(), source };
+    faults.into_iter().next().map_or(Ok(()), |fault| Err(unusable(fault)))
 }
 
 fn compare(opened: &[Opened; 2], arguments: &Arguments) -> Result<Comparison, Box<dyn Error>> {

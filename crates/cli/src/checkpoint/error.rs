@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use accelerate_core::files::ShownPath;
 use accelerate_core::weight_files::{listed, shown};
 use safetensors::Dtype;
+use serde::Serialize;
 
 use super::conversions::Conversion;
 
@@ -19,6 +20,10 @@ pub(super) enum Problem {
     NotAFile { found: &'static str },
     #[error("it cannot be read: {0}")]
     Unreadable(io::Error),
+    #[error(
+        "it cannot be read, as this user may not: {0}; run the command as a user who may, or ask whoever owns the file for the right to"
+    )]
+    NotPermitted(io::Error),
     #[error("it has {found_bytes} bytes, and {wanted_bytes} were saved")]
     Size { found_bytes: u64, wanted_bytes: u64 },
     #[error("it has {found_bytes} bytes, and no such file is longer than {most_bytes}")]
@@ -66,12 +71,46 @@ impl Problem {
     pub(super) fn of(error: io::Error) -> Self {
         match error.kind() {
             io::ErrorKind::NotFound => Self::Missing,
+            io::ErrorKind::PermissionDenied => Self::NotPermitted(error),
             _ => Self::Unreadable(error),
+        }
+    }
+
+    pub(super) fn verdict(&self) -> Verdict {
+        match self {
+            Self::NotPermitted(_) => Verdict::NotReadable,
+            Self::Format(error) if error.is_newer_version() => Verdict::NewerVersion,
+            _ => Verdict::Damaged,
         }
     }
 
     pub(super) fn at(self, file: impl Into<String>) -> Fault {
         Fault { file: file.into(), problem: self }
+    }
+}
+
+/// What a problem says of the save that it is in. The worst first: what cannot be looked at may be whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Verdict {
+    Damaged,
+    NewerVersion,
+    NotReadable,
+}
+
+impl Verdict {
+    /// Of several problems.
+    pub(super) fn of(faults: &[Fault]) -> Option<Self> {
+        faults.iter().map(|fault| fault.problem.verdict()).min()
+    }
+
+    /// In a list.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Damaged => "damaged",
+            Self::NewerVersion => "of a newer version",
+            Self::NotReadable => "not readable",
+        }
     }
 }
 
@@ -113,11 +152,8 @@ pub(super) enum CheckpointError {
         folder.shown()
     )]
     NotCompleted { folder: PathBuf },
-    #[error(
-        "the checkpoint {} is damaged; `accelerate checkpoint verify` lists all that is wrong with it",
-        folder.shown()
-    )]
-    Damaged { folder: PathBuf, source: Fault },
+    #[error("the checkpoint {} is {}; `accelerate checkpoint verify` lists all that is in its way", folder.shown(), source.problem.verdict().word())]
+    Unusable { folder: PathBuf, source: Fault },
     #[error("neither checkpoint has an object `{}`; there are {}", shown(object), listed(names, 600))]
     NoSuchObject { object: String, names: Vec<String> },
     #[error("the checkpoint {} has no model; there are {}", folder.shown(), listed(names, 600))]

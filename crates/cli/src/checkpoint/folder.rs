@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -133,10 +134,10 @@ impl OpenCheckpoint {
     }
 
     fn read(folder: &Path) -> Result<Option<Self>, CheckpointError> {
-        let damaged = |source| CheckpointError::Damaged { folder: folder.to_owned(), source };
-        let Some(save) = Save::read(folder, STEM).map_err(damaged)? else { return Ok(None) };
-        let description = save.read_description().map_err(damaged)?;
-        save.check_sizes().map_err(damaged)?;
+        let unusable = |source| CheckpointError::Unusable { folder: folder.to_owned(), source };
+        let Some(save) = Save::read(folder, STEM).map_err(unusable)? else { return Ok(None) };
+        let description = save.read_description().map_err(unusable)?;
+        save.check_sizes().map_err(unusable)?;
         Ok(Some(Self { save, description }))
     }
 }
@@ -148,7 +149,8 @@ pub(super) enum State {
     /// All of it is there, some files under temporary names.
     Interrupted(OpenCheckpoint),
     NotCompleted,
-    Damaged(Fault),
+    /// It is damaged, or this program may not or cannot read it.
+    Unusable(Fault),
 }
 
 impl State {
@@ -156,7 +158,7 @@ impl State {
         match OpenCheckpoint::read(folder) {
             Ok(Some(open)) => Self::of_open(open),
             Ok(None) => Self::NotCompleted,
-            Err(CheckpointError::Damaged { source, .. }) => Self::Damaged(source),
+            Err(CheckpointError::Unusable { source, .. }) => Self::Unusable(source),
             Err(_) => Self::NotCompleted,
         }
     }
@@ -168,7 +170,7 @@ impl State {
     pub(super) fn open(&self) -> Option<&OpenCheckpoint> {
         match self {
             Self::Completed(open) | Self::Interrupted(open) => Some(open),
-            Self::NotCompleted | Self::Damaged(_) => None,
+            Self::NotCompleted | Self::Unusable(_) => None,
         }
     }
 }
@@ -220,10 +222,11 @@ pub(crate) fn newest_in(project: &Path) -> Option<PathBuf> {
 
 /// The names in a folder that has to be there.
 pub(super) fn list(folder: &Path) -> Result<Vec<String>, CheckpointError> {
-    if !folder.is_dir() {
-        return Err(CheckpointError::NoFolder { folder: folder.to_owned() });
-    }
-    names_in(folder).map_err(|source| CheckpointError::Unlistable { folder: folder.to_owned(), source })
+    use io::ErrorKind::{NotADirectory, NotFound};
+    names_in(folder).map_err(|source| match source.kind() {
+        NotFound | NotADirectory => CheckpointError::NoFolder { folder: folder.to_owned() },
+        _ => CheckpointError::Unlistable { folder: folder.to_owned(), source },
+    })
 }
 
 /// How large a checkpoint is: what its manifest lists, and where that says nothing, what is in the folder.

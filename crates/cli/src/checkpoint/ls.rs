@@ -52,7 +52,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Serialize)]
 struct Entry {
     folder: String,
-    /// `completed`, `interrupted`, `not completed` or `damaged`.
+    /// `completed`, `interrupted`, `not completed`, `damaged`, `not readable` or `of a newer version`.
     state: &'static str,
     /// Why it is not completed.
     reason: Option<String>,
@@ -140,7 +140,7 @@ impl Entry {
                 Some("it is of Python Accelerate; `accelerate checkpoint convert` reads it".to_owned()),
             ),
             State::NotCompleted => ("not completed", Some("there is no checkpoint.manifest.json in it".to_owned())),
-            State::Damaged(fault) => ("damaged", Some(fault.to_string())),
+            State::Unusable(fault) => (fault.problem.verdict().word(), Some(fault.to_string())),
         };
         Self {
             folder: folder.display().to_string(),

@@ -24,7 +24,7 @@ use serde::Serialize;
 
 use super::check::{check_description, check_index};
 use super::conversions::{self, Conversion, conversions_in};
-use super::error::{CheckpointError, Fault, Problem};
+use super::error::{CheckpointError, Fault, Problem, Verdict};
 use super::files::{content_checksum, open, read_small};
 use super::folder::{
     CHECKPOINTS, Save, bytes_on_disk, check_checksum, check_size, is_checkpoint, is_of_python, list, no_checkpoint,
@@ -72,6 +72,8 @@ struct Report {
     num_files: u64,
     num_bytes: u64,
     num_tensors: u64,
+    /// What the worst of the faults says.
+    verdict: Option<Verdict>,
     faults: Vec<FaultText>,
     /// Why nothing of the folder could be verified.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -206,8 +208,16 @@ fn expand(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
 }
 
 /// Is everything in a folder as its manifests say? False where there is none.
+///
+/// # Errors
+/// That cannot be told, as something may not be read or is of a newer version.
 pub(crate) fn is_as_saved(folder: &Path) -> Result<bool, Box<dyn Error>> {
-    Ok(Target::read(folder.to_owned())?.verify(&ProgressBar::hidden()).ok)
+    let (_, faults) = Target::read(folder.to_owned())?.check(&ProgressBar::hidden());
+    match faults.into_iter().min_by_key(|fault| fault.problem.verdict()) {
+        None => Ok(true),
+        Some(fault) if fault.problem.verdict() == Verdict::Damaged => Ok(false),
+        Some(source) => Err(CheckpointError::Unusable { folder: folder.to_owned(), source }.into()),
+    }
 }
 
 impl Target {
@@ -232,6 +242,13 @@ impl Target {
     }
 
     fn verify(self, bar: &ProgressBar) -> Report {
+        let (report, faults) = self.check(bar);
+        let (ok, verdict) = (faults.is_empty(), Verdict::of(&faults));
+        Report { ok, verdict, faults: faults.into_iter().map(FaultText::from).collect(), ..report }
+    }
+
+    /// What is in the folder, and what is wrong with it.
+    fn check(self, bar: &ProgressBar) -> (Report, Vec<Fault>) {
         let mut report = Report { folder: self.folder.display().to_string(), ..Default::default() };
         self.list_others(&mut report);
         report.completed = self.is_completed();
@@ -249,9 +266,7 @@ impl Target {
             found.extend(check_meaning(save, &headers));
             faults.extend(found);
         }
-        report.ok = faults.is_empty();
-        report.faults = faults.into_iter().map(FaultText::from).collect();
-        report
+        (report, faults)
     }
 
     /// Names in the folder that belong to no save that counts.
@@ -358,10 +373,10 @@ fn check_meaning(save: &Save, headers: &BTreeMap<String, Header>) -> Vec<Fault> 
 }
 
 fn described(report: &Report) -> String {
-    let (word, color) = match (report.ok, report.completed) {
-        (true, _) => ("ok", AnsiColor::Green),
-        (_, true) => ("DAMAGED", AnsiColor::Red),
-        (_, false) => ("NOT COMPLETED", AnsiColor::Red),
+    let (word, color) = match (report.verdict, report.completed) {
+        (None, _) => ("ok".to_owned(), AnsiColor::Green),
+        (Some(verdict), true) => (verdict.word().to_uppercase(), AnsiColor::Red),
+        (_, false) => ("NOT COMPLETED".to_owned(), AnsiColor::Red),
     };
     let style: Style = color.on_default().bold();
     let Report { num_files, num_bytes, num_tensors, .. } = report;
@@ -388,8 +403,14 @@ fn described(report: &Report) -> String {
                  of it.\n";
     } else if !report.ok && !report.completed {
         text += "  Nothing is resumed from it. It can be removed.\n";
-    } else if !report.ok {
-        text += "  Resume from another checkpoint, or copy the files again from where they are whole.\n";
     }
+    text += match report.verdict.filter(|_| report.completed) {
+        Some(Verdict::Damaged) => {
+            "  Resume from another checkpoint, or copy the files again from where they are whole.\n"
+        }
+        Some(Verdict::NewerVersion) => "  It may be whole: verify it with the version that has written it.\n",
+        Some(Verdict::NotReadable) => "  It may be whole: verify it as a user who may read all of it.\n",
+        None => "",
+    };
     text
 }

@@ -19,10 +19,10 @@ pub(crate) fn model_weights(folder: &Path) -> Result<Weights, Box<dyn Error>> {
         let names = objects.keys().cloned().collect();
         return Err(CheckpointError::NoModel { folder: folder.to_owned(), names }.into());
     };
-    let damaged = |source| CheckpointError::Damaged { folder: folder.to_owned(), source };
+    let unusable = |source| CheckpointError::Unusable { folder: folder.to_owned(), source };
     let mut reader = Reader::new(&checkpoint);
-    let tensors = tensors_of(&mut reader, "model", model).map_err(damaged)?;
-    let notes = reader.notes_of(model).map_err(damaged)?;
+    let tensors = tensors_of(&mut reader, "model", model).map_err(unusable)?;
+    let notes = reader.notes_of(model).map_err(unusable)?;
     let other_models = objects.keys().filter(|name| name.starts_with("model_")).cloned().collect();
     Ok(Weights { files: files_of(&checkpoint), tensors, other_models, notes, ..Weights::default() })
 }

@@ -8,7 +8,7 @@ use accelerate_core::weight_files::{
 };
 
 use super::error::WeightsError;
-use super::input::{Data, Files, Piece, Tensor, Weights, read_all};
+use super::input::{Data, Files, Piece, Tensor, Weights, is_missing, read_all};
 
 /// The tensors in a folder.
 pub(crate) fn open_distributed(folder: &Path) -> Result<Weights, WeightsError> {
@@ -85,7 +85,7 @@ impl<'a> Opened<'a> {
     ) -> Result<T, WeightsError> {
         let path = self.weights.files.path(file).to_owned();
         let (key, start, end) = (shown(key), range.start, range.end);
-        if !path.exists() {
+        if is_missing(&path) {
             return Err(WeightsError::MissingFile { path, key });
         }
         let (open, found_bytes) = self.weights.files.get(file)?;

@@ -212,6 +212,11 @@ fn open_file(path: &Path) -> Result<(File, u64), WeightsError> {
     Ok((file, num_bytes))
 }
 
+/// Is it not there? Of what may not be looked at, the one who opens it says so.
+pub(super) fn is_missing(path: &Path) -> bool {
+    matches!(path.try_exists(), Ok(false))
+}
+
 /// All of a file, which has at most so many bytes.
 pub(super) fn read_all(path: &Path, most_bytes: u64) -> Result<Vec<u8>, WeightsError> {
     let (file, found_bytes) = open_file(path)?;
@@ -365,7 +370,7 @@ fn open_index(path: &Path, read: Reader) -> Result<Weights, WeightsError> {
     let mut weights = Weights::default();
     for (number, (file, mut wanted)) in names_in.into_iter().enumerate() {
         let path = path.with_file_name(file);
-        if let Some(key) = wanted.iter().next().filter(|_| !path.exists()) {
+        if let Some(key) = wanted.iter().next().filter(|_| is_missing(&path)) {
             return Err(WeightsError::MissingFile { path, key: shown(key) });
         }
         let mut contents = weights.read_file(&path, read)?;

@@ -4,7 +4,7 @@ use crate::Error;
 use crate::accumulation::WindowState;
 use crate::error::weight_files::WeightFilesErrorKind as Kind;
 use crate::layout::Layout;
-use crate::weight_files::{Header, is_saved_file_name, shortened_reason, shown};
+use crate::weight_files::{Header, is_saved_file_name, newer_version, other_format, shortened_reason, shown};
 use safetensors::Dtype;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
@@ -170,12 +170,12 @@ impl Checkpoint {
     /// Reads a description. Nothing in it is believed: what it names is in its folder, and what it counts is there.
     ///
     /// # Errors
-    /// [`Error::is_weight_files`]: not such a description, one of a later version, or one that contradicts itself.
+    /// [`Error::is_weight_files`]: not such a description, one of a later version ([`Error::is_newer_version`]), or one that contradicts itself.
     pub fn from_json(json: &str) -> crate::Result<Self> {
         // Not the parser's error itself, which repeats what it has found, however long that is.
-        let checkpoint: Self = serde_json::from_str(json)
-            .map_err(|cause| Error::new(Kind::Checkpoint { reason: shortened_reason(&cause.to_string()) }))?;
-        checkpoint.check().map_or(Ok(checkpoint), |reason| Err(Kind::Checkpoint { reason }.into()))
+        let parsed = serde_json::from_str(json).map_err(|cause| shortened_reason(&cause.to_string()));
+        let checked = parsed.and_then(|checkpoint: Self| checkpoint.check().map_or(Ok(checkpoint), Err));
+        checked.map_err(|reason| newer_version(json, FORMAT, VERSION).unwrap_or(Kind::Checkpoint { reason }.into()))
     }
 
     /// Writes the description as JSON, with a newline at the end.
@@ -191,11 +191,8 @@ impl Checkpoint {
 
     /// What is wrong with it, if anything.
     fn check(&self) -> Option<String> {
-        if self.format != FORMAT || self.version != VERSION {
-            let (format, version) = (shown(&self.format), self.version);
-            return Some(format!(
-                "it has format `{format}`, version {version}; `{FORMAT}`, version {VERSION} is known"
-            ));
+        if let Some(reason) = other_format((&self.format, self.version), (FORMAT, VERSION)) {
+            return Some(reason);
         }
         if !(1..=MOST_RANKS).contains(&self.world_size) || !self.world_size.is_multiple_of(self.shard_size) {
             let Self { world_size, shard_size, .. } = self;

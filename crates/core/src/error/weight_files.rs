@@ -23,6 +23,11 @@ pub(crate) enum WeightFilesErrorKind {
     #[error("this is not the description of a checkpoint: {reason}")]
     Checkpoint { reason: String },
     #[error(
+        "it is in version {found} of the format `{format}`, and versions up to {known} are read here: a newer version of this \
+         library has written it; update this one, or read it with that one"
+    )]
+    NewerVersion { format: &'static str, found: u64, known: u32 },
+    #[error(
         "ranks hold different tensors under the name `{name}` of `{object}`: rank {} {}, rank {} {}; make the same objects \
          with the same settings on all ranks",
         found[0].0, found[0].1, found[1].0, found[1].1

@@ -2,6 +2,7 @@
 
 use super::checksum::Checksum;
 use super::shown::{shortened_reason, shown};
+use super::version::{newer_version, other_format};
 use crate::error::weight_files::WeightFilesErrorKind as Kind;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -95,13 +96,13 @@ impl SaveManifest {
     ///
     /// # Errors
     ///
-    /// [`Error::is_weight_files`]: not such a manifest, one of a later version, a name that leads out of the folder or appears
+    /// [`Error::is_weight_files`]: not such a manifest, one of a later version ([`Error::is_newer_version`]), a name that leads out of the folder or appears
     /// twice, or something that is not a checksum.
     pub fn from_json(json: &str, stem: &str) -> Result<Self> {
         // Not the parser's error itself, which repeats what it has found, however long that is.
-        let manifest: Self = serde_json::from_str(json)
-            .map_err(|cause| Error::new(Kind::Manifest { reason: shortened_reason(&cause.to_string()) }))?;
-        manifest.check(stem).map_or(Ok(manifest), |reason| Err(Kind::Manifest { reason }.into()))
+        let parsed = serde_json::from_str(json).map_err(|cause| shortened_reason(&cause.to_string()));
+        let checked = parsed.and_then(|manifest: Self| manifest.check(stem).map_or(Ok(manifest), Err));
+        checked.map_err(|reason| newer_version(json, FORMAT, VERSION).unwrap_or(Kind::Manifest { reason }.into()))
     }
 
     /// Writes the manifest as JSON, indented by two, with a newline at the end.
@@ -154,11 +155,8 @@ impl SaveManifest {
 
     /// What is wrong with it, if anything.
     fn check(&self, stem: &str) -> Option<String> {
-        if self.format != FORMAT || self.version != VERSION {
-            let (format, version) = (shown(&self.format), self.version);
-            return Some(format!(
-                "it has format `{format}`, version {version}; `{FORMAT}`, version {VERSION} is known"
-            ));
+        if let Some(reason) = other_format((&self.format, self.version), (FORMAT, VERSION)) {
+            return Some(reason);
         }
         let mut names = BTreeSet::new();
         for SavedFile { name, temporary_name, xxh3_128, sample, .. } in &self.files {

@@ -8,6 +8,7 @@ use std::process::Command;
 use accelerate_core::checkpoint::{DESCRIPTION, STEM};
 use accelerate_core::weight_files::SavedFile;
 use rstest::rstest;
+use rustix::process::geteuid;
 use safetensors::Dtype;
 use serde_json::{Value, json};
 
@@ -237,6 +238,60 @@ fn all_faults_are_listed() {
     let report = &parsed(&in_little_memory(folder.path(), "verify bad --json"))["folders"][0];
     let files: Vec<&Value> = report["faults"].as_array().unwrap().iter().map(|fault| &fault["file"]).collect();
     assert_eq!(files, [FIRST, SECOND, "optimizer.rank-00001-of-00002.safetensors"]);
+}
+
+/// The command as a user who may not read everything, as root may.
+fn as_ordinary_user(folder: &Path, line: &str) -> Finished {
+    let program = env!("CARGO_BIN_EXE_accelerate");
+    let mut command = Command::new(if geteuid().is_root() { "setpriv" } else { program });
+    if geteuid().is_root() {
+        command.args(["--bounding-set=-dac_override,-dac_read_search", program]);
+    }
+    command.args(line.split(' ')).current_dir(folder);
+    finished(command)
+}
+
+/// What may not be read, or is in a version that is not known, may be whole.
+#[rstest]
+#[case::of_weights(FIRST, false, "not readable", &format!("{FIRST}: it cannot be read, as this user may not"))]
+#[case::of_the_manifest(MANIFEST, false, "not readable", "run the command as a user who may")]
+#[case::a_later_manifest(
+    MANIFEST,
+    true,
+    "of a newer version",
+    "it is in version 2 of the format `accelerate-save`, and versions up to 1 are read here"
+)]
+#[case::a_later_description(DESCRIPTION, true, "of a newer version", "update this one, or read it with that one")]
+fn what_cannot_be_looked_at_is_not_called_damaged(
+    #[case] name: &str,
+    #[case] is_newer: bool,
+    #[case] state: &str,
+    #[case] words: &str,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let bad = folder.path().join("project/checkpoint_1");
+    write_checkpoint(&bad, 2, &sharded(run()), &values());
+    // Versions to come have other fields, too.
+    let next = |json: &mut Value| {
+        json["version"] = json!(2);
+        json["more"] = json!([1]);
+    };
+    match (is_newer, name) {
+        (true, MANIFEST) => relist(&bad, next),
+        (true, _) => redescribe(&bad, next),
+        (false, _) => fs::set_permissions(bad.join(name), Permissions::from_mode(0o000)).unwrap(),
+    }
+    let found = as_ordinary_user(folder.path(), "checkpoint verify project/checkpoint_1");
+    found.expect(1, &[]);
+    assert!(found.stdout.starts_with(&state.to_uppercase()) && found.stdout.contains(words), "{}", found.stdout);
+    assert!(found.stdout.contains("It may be whole"), "{}", found.stdout);
+    let found = as_ordinary_user(folder.path(), "checkpoint ls project");
+    assert!(found.stdout.contains(&format!("{state}: {name}: it ")), "{}", found.stdout);
+    for line in ["checkpoint convert project/checkpoint_1 out", "merge-weights project/checkpoint_1 out"] {
+        let found = as_ordinary_user(folder.path(), line);
+        found.expect(1, &[&format!("is {state}"), words]);
+        assert!(!found.stderr.contains("not as they were saved"), "{}", found.stderr);
+    }
 }
 
 /// Root may read everything, and sees nothing wrong.
