@@ -5,7 +5,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rstest::rstest;
+use serde_json::json;
 
+use crate::checkpoint::folders::{Tensor, Values, write_checkpoint};
 use crate::support::{accelerate, finished};
 
 /// It would clear the screen, and begin a line of its own.
@@ -240,4 +242,40 @@ fn plans_that_make_no_sense_are_refused(#[case] line: &str, #[case] code: i32, #
     let mut command = accelerate();
     command.args(line.split_whitespace()).current_dir(folder.path());
     finished(command).expect(code, &[words]);
+}
+
+/// What a checkpoint says of itself is whatever somebody has written.
+#[rstest]
+#[case::of_a_tensor(&[Tensor::f32("model", HOSTILE, &[1.0])], 0)]
+#[case::of_an_object(&[Tensor::f32(HOSTILE, "a", &[1.0])], 0)]
+#[case::of_both(&[Tensor::f32(HOSTILE, HOSTILE, &[1.0])], 0)]
+#[case::of_values(&[Tensor::f32("model", "a", &[1.0])], 1)]
+#[case::of_an_object_of_values(&[], 1)]
+#[case::of_keys(&[Tensor::f32("model", "a", &[1.0])], 2)]
+fn names_within_a_checkpoint_do_not_break_a_table(#[case] tensors: &[Tensor], #[case] kind: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    let values = [
+        Values::new(),
+        Values::from([(HOSTILE, json!({ HOSTILE: [HOSTILE] })), ("model", json!(HOSTILE))]),
+        Values::from([("scheduler", json!({ HOSTILE: HOSTILE })), ("custom_checkpoint_0", json!({ HOSTILE: 1 }))]),
+    ];
+    write_checkpoint(&folder.path().join("a"), 1, tensors, &values[kind]);
+    let other = [Tensor::f32("model", "other", &[1.0])];
+    write_checkpoint(&folder.path().join("b"), 2, &other, &Values::from([(HOSTILE, json!({ HOSTILE: 2 }))]));
+    fs::write(folder.path().join("a").join(HOSTILE), "").unwrap();
+    let lines = ["ls a", "ls a --tensors", "verify a", "diff a b", "diff b a", "diff a b --objects x", "convert a out"];
+    for line in lines {
+        let mut command = accelerate();
+        command.arg("checkpoint").args(line.split(' ')).current_dir(folder.path()).env("CLICOLOR_FORCE", "1");
+        let ended = finished(command);
+        for text in [&ended.stdout, &ended.stderr] {
+            let is_control = |letter: char| letter.is_control() && letter != '\n' && letter != '\u{1b}';
+            assert!(!text.contains("\u{1b}[2J") && !text.contains("\nforged"), "{line}: {text}");
+            assert!(!text.contains(is_control) && !ended.stderr.contains("panicked"), "{line}: {text}");
+        }
+    }
+    let mut command = accelerate();
+    command.args(["merge-weights", "a", "merged"]).current_dir(folder.path()).env("CLICOLOR_FORCE", "1");
+    let ended = finished(command);
+    assert!(!ended.stderr.contains("\nforged") && !ended.stderr.contains("\u{1b}[2J"), "{}", ended.stderr);
 }
