@@ -8,7 +8,7 @@ use std::process::Command;
 use accelerate_core::weight_files::{Pickled, Plain, TorchArchive};
 use rstest::rstest;
 use safetensors::Dtype;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{NAMED, copied, copy_folder, own};
 use crate::checkpoint::folders::{Tensor, Values, weight_file, write_checkpoint};
@@ -273,6 +273,32 @@ fn a_set_stays_behind_by_name(#[case] set: &[u8], #[case] words: &str) {
     found.expect(0, &[]);
     assert!(found.stdout.contains(&format!("custom_checkpoint_0.pkl: {words}: values are")), "{}", found.stdout);
     assert_eq!(super::description(&folder.path().join("dst")).objects["custom_checkpoint_0"].values, json!({ "k": 1 }));
+}
+
+/// A whole number that has no place is named, and none that is near it is put there.
+#[rstest]
+#[case::the_first_that_is_too_large(b"\x8a\x09\0\0\0\0\0\0\0\0\x01", Err("k (a number of more than 64 bits)"))]
+#[case::the_last_that_is_not(b"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\xff\0", Ok(json!(u64::MAX)))]
+#[case::the_first_that_is_too_small(
+    b"\x8a\x09\xff\xff\xff\xff\xff\xff\xff\x7f\xff",
+    Err("k (a number of more than 64 bits)")
+)]
+#[case::the_first_that_is_not(b"\x8a\x08\0\0\0\0\0\0\0\x80", Ok(json!(i64::MIN)))]
+#[case::a_very_large_one(b"\x8b\x20\0\0\0aaaaaaaabbbbbbbbccccccccdddddddd", Err("k (a number of more than 64 bits)"))]
+fn whole_numbers_are_exact_or_stay_behind(#[case] number: &[u8], #[case] wanted: Result<Value, &str>) {
+    let folder = copied("adamw");
+    let pickle = [b"\x80\x02}X\x01\0\0\0k", number, b"sX\x01\0\0\0oK\x01s."].concat();
+    raw(&folder.path().join("src/custom_checkpoint_0.pkl"), &pickle);
+    let found = limited(folder.path(), "true", NAMED);
+    found.expect(0, &[]);
+    let values = &super::description(&folder.path().join("dst")).objects["custom_checkpoint_0"].values;
+    match wanted {
+        Ok(number) => assert_eq!(*values, json!({ "k": number, "o": 1 })),
+        Err(words) => {
+            assert_eq!(*values, json!({ "o": 1 }));
+            assert!(found.stdout.contains(&format!("custom_checkpoint_0.pkl: {words}")), "{}", found.stdout);
+        }
+    }
 }
 
 #[rstest]
