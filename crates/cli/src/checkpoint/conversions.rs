@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::files::names_in;
 use super::folder::CHECKPOINTS;
 
-/// How their names end. They begin with a dot and the name of the destination.
+/// How their names end. They begin with a dot and the name of the destination, or what stands for it.
 pub(super) const SUFFIX: &str = ".converting";
 
 /// One of them.

@@ -193,14 +193,17 @@ fn a_folder_that_is_not_free_is_not_cleaned_by_convert(#[case] others: &[&str], 
     assert_eq!(names(&out).len(), others.len() + 1);
 }
 
-/// What a conversion writes is hidden beside its place, and goes with the next one to it.
-#[test]
-fn what_a_killed_conversion_has_left_is_hidden_and_goes_with_the_next_one() {
+/// What a conversion writes is hidden beside its place, and goes with the next one to it. Long names have something that stands for them.
+#[rstest]
+#[case::short("x", ".x.")]
+#[case::long(&"x".repeat(250), ".")]
+fn what_a_killed_conversion_has_left_is_hidden_and_goes_with_the_next_one(#[case] name: &str, #[case] begins: &str) {
     let folder = folder();
     let parent = folder.path().join("converted");
-    (0..2).for_each(|_| killed(folder.path(), "checkpoint convert large converted/x"));
+    let line = format!("checkpoint convert large converted/{name}");
+    (0..2).for_each(|_| killed(folder.path(), &line));
     let left = names(&parent);
-    assert!(left.len() == 1 && left[0].starts_with(".x.") && left[0].ends_with(".converting"), "{left:?}");
-    run(folder.path(), "checkpoint convert large converted/x").expect(0, &[]);
-    assert_eq!(names(&parent), ["x"]);
+    assert!(left.len() == 1 && left[0].starts_with(begins) && left[0].ends_with(".converting"), "{left:?}");
+    run(folder.path(), &line).expect(0, &[]);
+    assert_eq!(names(&parent), [name]);
 }

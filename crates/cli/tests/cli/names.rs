@@ -279,3 +279,36 @@ fn names_within_a_checkpoint_do_not_break_a_table(#[case] tensors: &[Tensor], #[
     let ended = finished(command);
     assert!(!ended.stderr.contains("\nforged") && !ended.stderr.contains("\u{1b}[2J"), "{}", ended.stderr);
 }
+
+/// Names that nobody has in mind: as long as a file system allows, and no UTF-8.
+#[rstest]
+#[case::long(vec![b'x'; 255])]
+#[case::long_letters("é".repeat(127).into_bytes())]
+#[case::almost_long(vec![b'x'; 200])]
+#[case::no_utf8(b"caf\xe9 \xff".to_vec())]
+#[case::long_and_no_utf8(vec![b'\xe9'; 255])]
+fn checkpoints_may_have_any_name(#[case] name: Vec<u8>) {
+    let folder = tempfile::tempdir().unwrap();
+    let name = std::ffi::OsStr::from_bytes(&name);
+    let own = folder.path().join("own").join(name);
+    write_checkpoint(&own, 1, &[Tensor::f32("model", "a", &[1.0])], &Values::new());
+    let run = |words: &[&Path]| {
+        let mut command = accelerate();
+        command.args(words).current_dir(folder.path());
+        let ended = finished(command);
+        ended.expect(0, &[]);
+        ended
+    };
+    let [python, again, merged] = ["python", "again", "merged"].map(|place| Path::new(place).join(name));
+    let word = Path::new;
+    run(&[word("merge-weights"), &own, &merged]);
+    run(&[word("checkpoint"), word("convert"), &own, &python]);
+    run(&[word("checkpoint"), word("convert"), &python, &again]);
+    run(&[word("checkpoint"), word("ls"), &own]);
+    run(&[word("checkpoint"), word("verify"), &own, &again]);
+    run(&[word("checkpoint"), word("diff"), &own, &again, word("--objects"), word("model")]);
+    for place in [&python, &again, &merged] {
+        let found: Vec<_> = fs::read_dir(folder.path().join(place).parent().unwrap()).unwrap().collect();
+        assert_eq!(found.len(), 1, "nothing else is left: {found:?}");
+    }
+}

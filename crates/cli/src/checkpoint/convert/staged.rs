@@ -1,7 +1,9 @@
 //! A folder that appears when all files in it are complete and on the disk.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
 use std::io::{self, BufWriter, ErrorKind, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -25,6 +27,8 @@ pub(super) struct Staged {
     pub(super) files: Vec<SavedFile>,
 }
 
+/// A name may have 255 bytes, and a hidden one has more than that of the destination.
+const LONG_NAME_BYTES: usize = 200;
 /// So many conversions to the same place are not begun at the same moment.
 const MOST_TRIES: usize = 100;
 
@@ -69,6 +73,15 @@ fn is_empty(folder: &Path, is_read: bool) -> io::Result<bool> {
         weights::remove_abandoned(folder);
     }
     Ok(fs::read_dir(folder)?.next().is_none())
+}
+
+/// What the hidden folders of a destination begin with. A checksum stands for a name that leaves no room for the rest of theirs, or
+/// is no UTF-8.
+fn prefix_of(name: &OsStr) -> String {
+    match name.to_str() {
+        Some(name) if name.len() <= LONG_NAME_BYTES => format!(".{name}."),
+        _ => format!(".{}.", Checksum::of(name.as_bytes())),
+    }
 }
 
 /// A new folder, and its lock where the file system has locks.
@@ -120,8 +133,7 @@ impl Staged {
         };
         check_target(source, target, parent)?;
         fs::create_dir_all(parent).map_err(failed)?;
-        let name = target.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let prefix = format!(".{name}.");
+        let prefix = prefix_of(target.file_name().unwrap_or_default());
         remove_abandoned(parent, &prefix);
         let (folder, lock) = locked_folder(parent, &prefix).map_err(failed)?;
         Ok(Self { folder, _lock: lock, target: target.to_owned(), files: Vec::new() })
