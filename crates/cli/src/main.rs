@@ -16,6 +16,7 @@ mod merge_weights;
 mod new;
 mod output;
 mod paths;
+mod progress;
 mod resolve;
 mod settings;
 mod setup;

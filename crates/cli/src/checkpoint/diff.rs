@@ -10,7 +10,6 @@ use std::process::ExitCode;
 use accelerate_core::checkpoint::{SavedObject, SavedTensor};
 use accelerate_core::files::ShownPath;
 use clap::Args;
-use indicatif::ProgressBar;
 use serde::Serialize;
 use serde_json::Value;
 
@@ -18,12 +17,12 @@ use super::error::{CheckpointError, Fault};
 use super::files::BLOCK_BYTES;
 use super::folder::OpenCheckpoint;
 use super::numbers::Difference;
-use super::report::progress_bar;
 use super::tensors::{Bytes, Reader};
 use super::unchanged::Seen;
 use super::values::{ValueDifference, differences};
 use super::verify::check_contents;
 use crate::print_error;
+use crate::progress::Progress;
 
 /// The order in which gradients are put into buckets. A model on one process has none.
 const GRADIENT_ORDER: &str = "gradient_order";
@@ -185,9 +184,9 @@ struct Opened {
 
 /// Makes sure that the files are those that were saved.
 fn check_contents_of(checkpoint: &OpenCheckpoint) -> Result<(), CheckpointError> {
-    let bar = progress_bar(checkpoint.save.num_bytes());
+    let bar = Progress::new("verifying", checkpoint.save.num_bytes());
     let (faults, _) = check_contents(&checkpoint.save, &bar);
-    bar.finish_and_clear();
+    bar.finish();
     let unusable = |source| CheckpointError::Unusable { folder: checkpoint.save.folder.clone(), source };
     faults.into_iter().next().map_or(Ok(()), |fault| Err(unusable(fault)))
 }
@@ -197,7 +196,7 @@ fn compare(opened: &[Opened; 2], arguments: &Arguments) -> Result<Comparison, Bo
     let objects = [&a.description.objects, &b.description.objects];
     let names = names_to_compare(objects, &arguments.objects)?;
     let tensors = names.iter().filter_map(|name| objects[0].get(*name)).flat_map(|object| object.tensors.values());
-    let bar = progress_bar(tensors.map(SavedTensor::num_bytes).fold(0, u64::saturating_add));
+    let bar = Progress::new("comparing", tensors.map(SavedTensor::num_bytes).fold(0, u64::saturating_add));
     let same_processes = a.description.world_size == b.description.world_size;
     let readers = [Reader::new(a), Reader::new(b)];
     let mut comparer = Comparer { readers, tolerance: arguments.tolerance, same_processes, bar };
@@ -209,7 +208,7 @@ fn compare(opened: &[Opened; 2], arguments: &Arguments) -> Result<Comparison, Bo
         };
         compared.insert(name.clone(), object);
     }
-    comparer.bar.finish_and_clear();
+    comparer.bar.finish();
     // What was compared may have been of two saves.
     opened.iter().try_for_each(|opened| opened.seen.check())?;
     let window = |open: &OpenCheckpoint| serde_json::to_value(open.description.accumulation);
@@ -249,7 +248,7 @@ struct Comparer<'a> {
     tolerance: Option<f64>,
     /// Both runs had as many processes.
     same_processes: bool,
-    bar: ProgressBar,
+    bar: Progress,
 }
 
 impl Comparer<'_> {

@@ -19,7 +19,6 @@ use accelerate_core::weight_files::{
 };
 use anstyle::{AnsiColor, Style};
 use clap::Args;
-use indicatif::ProgressBar;
 use serde::Serialize;
 
 use super::check::{check_description, check_index};
@@ -30,7 +29,7 @@ use super::folder::{
     CHECKPOINTS, Save, bytes_on_disk, check_checksum, check_size, is_checkpoint, is_of_python, list, no_checkpoint,
     numbered_in,
 };
-use super::report::progress_bar;
+use crate::progress::Progress;
 
 /// A checksum is faster than most disks, so that more threads would only make the disk seek.
 const MOST_THREADS: usize = 2;
@@ -119,7 +118,7 @@ struct Target {
 pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
     let Found { targets, conversions, errors } = Found::of(&arguments.folders);
     let saves = targets.iter().flat_map(|target| &target.saves);
-    let bar = progress_bar(saves.fold(0, |sum, save| sum.saturating_add(save.num_bytes())));
+    let bar = Progress::new("verifying", saves.fold(0, |sum, save| sum.saturating_add(save.num_bytes())));
     let counts = counting(&targets);
     // A run that goes on removes checkpoints that are too many, each with its folder as a whole.
     let is_left = |folder: &Path, is_of_project: bool, report: &Report| report.ok || !is_of_project || folder.exists();
@@ -129,7 +128,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Box<dyn Error>> {
         is_left(&folder, is_of_project, &report).then_some((report, counts))
     });
     let (mut reports, counts): (Vec<Report>, Vec<bool>) = verified.unzip();
-    bar.finish_and_clear();
+    bar.finish();
     let is_ok = errors.is_empty() && reports.iter().zip(counts).all(|(report, counts)| report.ok || !counts);
     let text = match arguments.json {
         true => {
@@ -212,7 +211,7 @@ fn expand(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
 /// # Errors
 /// That cannot be told, as something may not be read or is of a newer version.
 pub(crate) fn is_as_saved(folder: &Path) -> Result<bool, Box<dyn Error>> {
-    let (_, faults) = Target::read(folder.to_owned())?.check(&ProgressBar::hidden());
+    let (_, faults) = Target::read(folder.to_owned())?.check(&Progress::hidden());
     match faults.into_iter().min_by_key(|fault| fault.problem.verdict()) {
         None => Ok(true),
         Some(fault) if fault.problem.verdict() == Verdict::Damaged => Ok(false),
@@ -241,14 +240,14 @@ impl Target {
         !self.saves.is_empty() || self.faults.iter().any(|fault| !matches!(fault.problem, Problem::NotCompleted))
     }
 
-    fn verify(self, bar: &ProgressBar) -> Report {
+    fn verify(self, bar: &Progress) -> Report {
         let (report, faults) = self.check(bar);
         let (ok, verdict) = (faults.is_empty(), Verdict::of(&faults));
         Report { ok, verdict, faults: faults.into_iter().map(FaultText::from).collect(), ..report }
     }
 
     /// What is in the folder, and what is wrong with it.
-    fn check(self, bar: &ProgressBar) -> (Report, Vec<Fault>) {
+    fn check(self, bar: &Progress) -> (Report, Vec<Fault>) {
         let mut report = Report { folder: self.folder.display().to_string(), ..Default::default() };
         self.list_others(&mut report);
         report.completed = self.is_completed();
@@ -292,7 +291,7 @@ impl Target {
 }
 
 /// Compares all files of a save with their checksums, on a few threads. Also gives the headers of its weights.
-pub(super) fn check_contents(save: &Save, bar: &ProgressBar) -> (Vec<Fault>, BTreeMap<String, Header>) {
+pub(super) fn check_contents(save: &Save, bar: &Progress) -> (Vec<Fault>, BTreeMap<String, Header>) {
     let files = &save.manifest.files;
     let next = AtomicUsize::new(0);
     let work = || {
@@ -322,7 +321,7 @@ pub(super) fn check_contents(save: &Save, bar: &ProgressBar) -> (Vec<Fault>, BTr
     (faults, headers)
 }
 
-fn check_content(save: &Save, file: &SavedFile, bar: &ProgressBar) -> Result<Option<Header>, Problem> {
+fn check_content(save: &Save, file: &SavedFile, bar: &Progress) -> Result<Option<Header>, Problem> {
     let (content, found_bytes) = open(&save.path_of(file))?;
     check_size(file, found_bytes)?;
     let found = content_checksum(&content, found_bytes, |read| bar.inc(read)).map_err(Problem::of)?;

@@ -7,10 +7,10 @@ use std::path::Path;
 
 use accelerate_core::layout::{Copied, Layout};
 use accelerate_core::weight_files::{Run, StoredBytes, shown};
-use indicatif::ProgressBar;
 
 use super::error::WeightsError;
 use super::input::{Data, Files, Part, Piece, Tensor, unreadable};
+use crate::progress::Progress;
 
 /// How much is copied at a time.
 pub(crate) const BLOCK_BYTES: usize = 1 << 20;
@@ -36,13 +36,13 @@ impl Sink<'_> {
 /// Copies data of tensors, and compares them with their checksums.
 pub(crate) struct Copier<'a> {
     files: &'a mut Files,
-    bar: ProgressBar,
+    bar: Progress,
     /// Several tensors may be views of one storage, which is checked once.
     checked: HashSet<(usize, StoredBytes)>,
 }
 
 impl<'a> Copier<'a> {
-    pub(crate) fn new(files: &'a mut Files, bar: ProgressBar) -> Self {
+    pub(crate) fn new(files: &'a mut Files, bar: Progress) -> Self {
         Self { files, bar, checked: HashSet::new() }
     }
 

@@ -10,7 +10,6 @@ use accelerate_core::files::{ShownPath, other_than_file};
 use accelerate_core::weight_files::{
     DEFAULT_STEM, Header, Index, Notes, SaveManifest, WeightFiles, is_weight_file_of, shown,
 };
-use indicatif::{ProgressBar, ProgressStyle};
 use tempfile::NamedTempFile;
 
 use super::copy::{Copier, Sink};
@@ -19,6 +18,7 @@ use super::input::{Tensor, Weights, unreadable};
 use super::placing::Turn;
 use super::temporary::{OpenFile, remove_abandoned};
 use crate::paths::resolved;
+use crate::progress::Progress;
 
 /// Whether what was read is what it was taken for, asked when all is written and nothing has its name.
 pub(crate) type Check<'a> = &'a dyn Fn() -> Result<(), Box<dyn Error>>;
@@ -85,7 +85,7 @@ fn write_into(
     let sizes: Vec<_> = tensors.iter().map(|tensor| (tensor.name.clone(), tensor.num_bytes())).collect();
     let WeightFiles { files: planned, index } = WeightFiles::plan(&sizes, max_shard_bytes, DEFAULT_STEM);
     let by_name: HashMap<&str, &Tensor> = tensors.iter().map(|tensor| (tensor.name.as_str(), tensor)).collect();
-    let bar = progress_bar(sizes.iter().map(|(_, bytes)| bytes).sum());
+    let bar = Progress::new("merging", sizes.iter().map(|(_, bytes)| bytes).sum());
     let mut copier = Copier::new(files, bar.clone());
     let mut complete = Vec::new();
     for (name, names) in planned {
@@ -100,7 +100,7 @@ fn write_into(
         file.sink().append(json.as_bytes())?;
         complete.push(file.finish()?);
     }
-    bar.finish_and_clear();
+    bar.finish();
     check()?;
     let num_files = complete.len();
     turn.note(&complete)?;
@@ -109,12 +109,6 @@ fn write_into(
         0 | 1 => last.shown(),
         _ => format!("{} files of {}, which {} lists", num_files - 1, folder.shown(), Index::file_name(DEFAULT_STEM)),
     })
-}
-
-/// It is drawn on a terminal only.
-fn progress_bar(num_bytes: u64) -> ProgressBar {
-    let style = ProgressStyle::with_template("merging [{bar:32}] {bytes}/{total_bytes} ({bytes_per_sec}, {eta} left)");
-    ProgressBar::new(num_bytes).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
 /// Gives complete files their names, the last one last, which names the others, and flushes the folder by `sync`. Nothing is replaced:

@@ -2,6 +2,7 @@
 
 pub(crate) mod folders;
 mod hostile;
+mod terminal;
 
 use std::fs;
 use std::path::Path;

@@ -13,7 +13,12 @@ use crate::support::{launch, launch_script, named_pipe};
 
 /// Runs the command with standard output and error at a terminal of 40 x 100; what appears there, and the
 /// exit code.
-fn at_terminal(mut command: Command) -> (String, Option<i32>) {
+fn at_terminal(command: Command) -> (String, Option<i32>) {
+    at_terminal_of(command, 100)
+}
+
+/// The same at one of so many columns.
+pub(crate) fn at_terminal_of(mut command: Command, columns: u16) -> (String, Option<i32>) {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let near = openpt(flags).unwrap();
     unlockpt(&near).unwrap();
@@ -21,7 +26,7 @@ fn at_terminal(mut command: Command) -> (String, Option<i32>) {
     let mut modes = tcgetattr(&far).unwrap();
     modes.output_modes.remove(OutputModes::OPOST);
     tcsetattr(&far, OptionalActions::Now, &modes).unwrap();
-    tcsetwinsize(&near, Winsize { ws_row: 40, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+    tcsetwinsize(&near, Winsize { ws_row: 40, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
 
     let mut child = command.stdout(far.try_clone().unwrap()).stderr(far).spawn().unwrap();
     // The command holds copies of the far end; with them the terminal would never end.

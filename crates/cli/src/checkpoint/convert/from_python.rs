@@ -14,13 +14,13 @@ use safetensors::Dtype;
 use serde_json::{Value, json};
 
 use super::super::files::read_small;
-use super::super::report::progress_bar;
 use super::error::ConvertError;
 use super::objects::{Object, write_checkpoint};
 use super::registered::{self, Registered};
 use super::staged::Staged;
 use super::state::State;
 use super::{Arguments, MOST_LISTED_BYTES, Report};
+use crate::progress::Progress;
 use crate::weights::{self, Data, Files, Tensor, Weights, WeightsError};
 
 /// A file of names is read as a whole.
@@ -58,9 +58,9 @@ pub(super) fn convert(
     let mut checkpoint = Checkpoint::new(world_size);
     checkpoint.accumulation.step = step;
     checkpoint.iteration = staged.name().and_then(checkpoint_number);
-    let bar = progress_bar(objects.iter().map(|object| object.size().1).fold(0, u64::saturating_add));
+    let bar = Progress::new("converting", objects.iter().map(|object| object.size().1).fold(0, u64::saturating_add));
     let written = write_checkpoint(checkpoint, objects, staged, &bar);
-    bar.finish_and_clear();
+    bar.finish();
     written
 }
 

@@ -2,12 +2,12 @@
 
 use accelerate_core::checkpoint::{Checkpoint, DESCRIPTION, STEM, SavedObject, SavedPiece, SavedTensor};
 use accelerate_core::weight_files::{EXTENSION, Pickled, Plain, SaveManifest, TorchArchive};
-use indicatif::ProgressBar;
 use serde_json::Value;
 
 use super::super::folder::MAX_DESCRIPTION_BYTES;
 use super::error::ConvertError;
 use super::staged::Staged;
+use crate::progress::Progress;
 use crate::weights::{Copier, Sink, Tensor, Weights, WeightsError, write_safetensors};
 
 /// The state of an object, whatever wrote it.
@@ -30,7 +30,7 @@ pub(super) fn write_checkpoint(
     mut checkpoint: Checkpoint,
     objects: Vec<Object>,
     staged: &mut Staged,
-    bar: &ProgressBar,
+    bar: &Progress,
 ) -> Result<(), Box<dyn std::error::Error>> {
     checkpoint.id = staged.id();
     for Object { name, mut weights, values } in objects {

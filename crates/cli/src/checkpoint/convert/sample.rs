@@ -4,11 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use accelerate_core::checkpoint::Checkpoint;
-use indicatif::ProgressBar;
 use safetensors::Dtype;
 
 use super::objects::{Object, write_checkpoint};
 use super::staged::Staged;
+use crate::progress::Progress;
 use crate::weights::{Data, Tensor, Weights};
 
 /// Writes a checkpoint with one model, all of whose elements are this number.
@@ -18,7 +18,7 @@ pub(crate) fn write_sample(folder: &Path, number: f32) {
     let weights = Weights { tensors, ..Weights::default() };
     let object = Object { name: "model".to_owned(), weights, ..Object::default() };
     let mut staged = Staged::create(Path::new("/nowhere"), folder).unwrap();
-    write_checkpoint(Checkpoint::new(1), vec![object], &mut staged, &ProgressBar::hidden()).unwrap();
+    write_checkpoint(Checkpoint::new(1), vec![object], &mut staged, &Progress::hidden()).unwrap();
     staged.commit().unwrap();
 }
 

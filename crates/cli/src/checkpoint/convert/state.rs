@@ -5,10 +5,10 @@ use std::error::Error;
 use std::path::Path;
 
 use accelerate_core::weight_files::Plain;
-use indicatif::ProgressBar;
 
 use super::super::numbers::number;
 use super::error::ConvertError;
+use crate::progress::Progress;
 use crate::weights::{Copier, Files, Sink, Tensor, Weights, WeightsError, open_nested};
 
 /// What an optimizer of a run with FSDP is in, within its folder.
@@ -60,7 +60,7 @@ impl State {
             Some(tensor) if tensor.shape.iter().all(|&size| size == 1) => {
                 let mut bytes = Vec::new();
                 let mut sink = Sink { output: &mut bytes, path: Path::new("") };
-                Copier::new(&mut self.files, ProgressBar::hidden()).copy(tensor, &mut sink)?;
+                Copier::new(&mut self.files, Progress::hidden()).copy(tensor, &mut sink)?;
                 Ok(number(tensor.dtype, &bytes).unwrap_or(Plain::Tensor(place)))
             }
             _ => Ok(Plain::Tensor(place)),

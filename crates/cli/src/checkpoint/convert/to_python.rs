@@ -7,13 +7,12 @@ use std::path::Path;
 use accelerate_core::checkpoint::python::{PythonOptimizer, fresh_random_states, from_json, schedule_from_json};
 use accelerate_core::checkpoint::{Checkpoint, SavedObject};
 use accelerate_core::weight_files::{Checksum, Notes, Plain, format_size, listed, shown};
-use indicatif::ProgressBar;
 use safetensors::Dtype;
 use serde_json::Value;
 
 use super::super::check::rank_in;
 use super::super::folder::OpenCheckpoint;
-use super::super::report::{progress_bar, short};
+use super::super::report::short;
 use super::super::tensors::Reader;
 use super::super::verify::is_as_saved;
 use super::super::weights::{files_of, tensors_of};
@@ -22,6 +21,7 @@ use super::error::ConvertError;
 use super::objects::write_torch;
 use super::registered;
 use super::staged::Staged;
+use crate::progress::Progress;
 use crate::weights::{Copier, Tensor, WeightsError, write_safetensors};
 
 const RANDOM_STATES: &str = "random_states";
@@ -37,7 +37,7 @@ pub(super) fn convert(folder: &Path, staged: &mut Staged, report: &mut Report) -
     check_processes(folder, description)?;
     report.num_processes = description.world_size;
     let sizes = description.objects.values().flat_map(|object| object.tensors.values());
-    let bar = progress_bar(sizes.fold(0, |sum, tensor| sum.saturating_add(tensor.num_bytes())));
+    let bar = Progress::new("converting", sizes.fold(0, |sum, tensor| sum.saturating_add(tensor.num_bytes())));
     for (name, object) in &description.objects {
         let mut reader = Reader::new(&checkpoint);
         let found = tensors_of(&mut reader, name, object).and_then(|it| Ok((it, reader.notes_of(object)?)));
@@ -58,7 +58,7 @@ pub(super) fn convert(folder: &Path, staged: &mut Staged, report: &mut Report) -
         let mut writer = Writer { checkpoint: &checkpoint, bar: &bar, staged, report };
         writer.random_states(&[])?;
     }
-    bar.finish_and_clear();
+    bar.finish();
     Ok(())
 }
 
@@ -79,7 +79,7 @@ fn check_processes(folder: &Path, description: &Checkpoint) -> Result<(), Conver
 
 struct Writer<'a> {
     checkpoint: &'a OpenCheckpoint,
-    bar: &'a ProgressBar,
+    bar: &'a Progress,
     staged: &'a mut Staged,
     report: &'a mut Report,
 }
