@@ -206,7 +206,11 @@ impl<'a> Reader<'a> {
         let mut left = Left::default();
         settings_as_numbers(&mut optimizer, &mut state, &mut left)?;
         let class = optimizer.class().map_err(failed)?;
-        let State { files, tensors, .. } = state;
+        let State { files, tensors, beside, .. } = state;
+        if !beside.is_empty() {
+            let reason = "save_state of Python Accelerate writes an optimizer into this folder, and nothing beside it";
+            self.report.leave(format!("{file}: {}", listed(&beside, MOST_LISTED_BYTES)), reason);
+        }
         let shape_of = |number: &usize| tensors[*number].shape.clone();
         let (names, origin) = name_parameters(&optimizer, shape_of, &parameters(models), given).map_err(failed)?;
         let values = optimizer.to_groups(&names, &mut left).map_err(failed)?;

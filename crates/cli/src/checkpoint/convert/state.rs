@@ -22,6 +22,8 @@ pub(super) struct State {
     pub(super) tensors: Vec<Tensor>,
     /// Its tensors are numbers of `tensors`.
     pub(super) value: Plain<usize>,
+    /// What is saved beside it, by name.
+    pub(super) beside: Vec<String>,
 }
 
 impl State {
@@ -36,7 +38,7 @@ impl State {
             tensors.push(Tensor::stored(String::new(), number, stored));
             Ok::<_, Infallible>(Plain::Tensor(tensors.len() - 1))
         });
-        Ok(Self { files, tensors, value })
+        Ok(Self { files, tensors, value, beside: Vec::new() })
     }
 
     /// The same of an optimizer, which is a folder where FSDP has saved it in parts.
@@ -51,7 +53,7 @@ impl State {
             ConvertError::Values { path: path.to_owned(), reason }
         };
         let value = saved.get(OPTIMIZER).cloned().ok_or_else(absent)?;
-        Ok(Self { files, tensors, value: with_state(value) })
+        Ok(Self { files, tensors, value: with_state(value), beside: beside_optimizer(&saved) })
     }
 
     /// A part of the value with numbers for the tensors that have one element: PyTorch takes settings as either.
@@ -68,6 +70,13 @@ impl State {
     }
 }
 
+/// The keys of what else is in the folder of an optimizer.
+fn beside_optimizer(saved: &Plain<usize>) -> Vec<String> {
+    let Plain::Dict(entries) = saved else { return Vec::new() };
+    let key = |key: &Plain<usize>| if let Plain::Text(key) = key { key.clone() } else { key.kind() };
+    entries.iter().map(|(found, _)| key(found)).filter(|key| key != OPTIMIZER).collect()
+}
+
 /// torch.distributed.checkpoint writes no dictionary that is empty, as the state of SGD without momentum is.
 fn with_state(mut optimizer: Plain<usize>) -> Plain<usize> {
     let has_state = optimizer.get(STATE).is_some();
@@ -81,6 +90,13 @@ fn with_state(mut optimizer: Plain<usize>) -> Plain<usize> {
 mod tests {
     use super::*;
     use rstest::rstest;
+
+    #[test]
+    fn what_is_beside_an_optimizer_is_named() {
+        let saved = |keys: &[&str]| Plain::dict(keys.iter().map(|key| (*key, Plain::None)));
+        assert_eq!(beside_optimizer(&saved(&["optimizer"])), Vec::<String>::new());
+        assert_eq!(beside_optimizer(&saved(&["model", "optimizer", "step"])), ["model", "step"]);
+    }
 
     #[rstest]
     #[case::none(None, Plain::Dict(Vec::new()))]

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use accelerate_core::checkpoint::python::{PythonOptimizer, fresh_random_states, from_json, schedule_from_json};
 use accelerate_core::checkpoint::{Checkpoint, SavedObject};
+use accelerate_core::names::counted;
 use accelerate_core::weight_files::{Checksum, Notes, Plain, format_size, listed, shown};
 use safetensors::Dtype;
 use serde_json::Value;
@@ -53,6 +54,7 @@ pub(super) fn convert(folder: &Path, staged: &mut Staged, report: &mut Report) -
             report.leave(what, "Python has one value for all processes, and gets that of process 0");
         }
     }
+    leave_of_run(description, report);
     report.leave_gaps(description.objects.keys().filter_map(|name| registered::number(name)));
     if !description.objects.contains_key(RANDOM_STATES) {
         let mut writer = Writer { checkpoint: &checkpoint, bar: &bar, staged, report };
@@ -60,6 +62,18 @@ pub(super) fn convert(folder: &Path, staged: &mut Staged, report: &mut Report) -
     }
     bar.finish();
     Ok(())
+}
+
+/// What a description says of the run that no file of Python's has.
+fn leave_of_run(description: &Checkpoint, report: &mut Report) {
+    if let Some(metric) = description.metric {
+        report.leave(format!("metric {metric}"), "checkpoints of Python Accelerate do not say how good a run was");
+    }
+    let seen = description.accumulation.seen;
+    if seen > 0 {
+        let what = format!("a window of gradient accumulation, {} into it", counted(seen, "micro-batch"));
+        report.leave(what, "Python counts on from the step, without the gradients of these");
+    }
 }
 
 /// Each process becomes a file. More than a few have to be seen in the checkpoint, and not only counted.

@@ -2,6 +2,7 @@
 
 use std::fs;
 
+use accelerate_core::accumulation::WindowState;
 use accelerate_core::checkpoint::Checkpoint;
 use accelerate_core::weight_files::Plain;
 use rstest::rstest;
@@ -128,4 +129,24 @@ fn settings_that_were_tensors_are_listed() {
     }
     let group = &description(&folder.path().join("dst")).objects["optimizer"].values["param_groups"][0];
     assert_eq!((&group["lr"], &group["momentum"]), (&json!(0.125), &json!(0.5)));
+}
+
+#[test]
+fn what_only_this_library_says_of_a_run_is_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("own");
+    let (tensors, values) = own();
+    write_checkpoint(&path, 1, &tensors, &values);
+    let mut checkpoint = description(&path);
+    checkpoint.metric = Some(0.75);
+    checkpoint.accumulation = WindowState { step: 5, seen: 1, num_steps: 4 };
+    describe(&path, &checkpoint);
+    let found = run(folder.path(), "convert own python");
+    found.expect(0, &[]);
+    for words in [
+        "  metric 0.75: ",
+        "  a window of gradient accumulation, 1 micro-batch into it: Python counts on from the step",
+    ] {
+        assert!(found.stdout.contains(words), "{}", found.stdout);
+    }
 }
