@@ -50,10 +50,7 @@ impl Table {
             return self.aligned(indent, &widths, before, *last);
         }
         let place = self.columns.len() - 1;
-        let longest_word = |(_, cells): (Style, Vec<String>)| {
-            let words = cells.get(place)?.split(' ').map(|word| word.chars().count());
-            words.max()
-        };
+        let longest_word = |(_, cells): (Style, Vec<&str>)| cells.get(place)?.split(' ').map(num_letters).max();
         let longest = self.lines().filter_map(longest_word).max().unwrap_or(0);
         match room >= longest.max(NARROW) && self.columns[place].1 == Align::Left {
             true => self.aligned(indent, &widths, before, room),
@@ -62,13 +59,14 @@ impl Table {
     }
 
     /// Titles and rows.
-    fn lines(&self) -> impl Iterator<Item = (Style, Vec<String>)> {
-        let titles = self.columns.iter().map(|(title, _)| (*title).to_owned()).collect();
-        std::iter::once((Style::new().bold(), titles)).chain(self.rows.iter().cloned())
+    fn lines(&self) -> impl Iterator<Item = (Style, Vec<&str>)> {
+        let titles = self.columns.iter().map(|(title, _)| *title).collect();
+        let rows = self.rows.iter().map(|(style, cells)| (*style, cells.iter().map(String::as_str).collect()));
+        std::iter::once((Style::new().bold(), titles)).chain(rows)
     }
 
     fn width(&self, column: usize) -> usize {
-        let widths = self.lines().map(|(_, cells)| cells.get(column).map_or(0, |cell| cell.chars().count()));
+        let widths = self.lines().map(|(_, cells)| cells.get(column).map_or(0, |cell| num_letters(cell)));
         widths.max().unwrap_or(0)
     }
 
@@ -76,14 +74,14 @@ impl Table {
     fn aligned(&self, indent: &str, widths: &[usize], before: usize, room: usize) -> String {
         let mut text = String::new();
         for (style, cells) in self.lines() {
-            let (mut line, mut below) = (String::new(), Vec::new());
-            for (place, ((cell, &width), (_, align))) in cells.iter().zip(widths).zip(&self.columns).enumerate() {
+            let (mut line, mut parts) = (String::new(), Vec::new());
+            for (place, ((mut cell, &width), (_, align))) in
+                cells.into_iter().zip(widths).zip(&self.columns).enumerate()
+            {
                 let gap = if place == 0 { "" } else { GAP };
-                let mut cell = cell.clone();
                 if place + 1 == widths.len() && width > room {
-                    let mut parts = wrapped(&cell, room).into_iter();
-                    cell = parts.next().unwrap_or_default();
-                    below = parts.collect();
+                    parts = wrapped(cell, room);
+                    cell = parts.first().map_or("", String::as_str);
                 }
                 let _ = match align {
                     Align::Left => write!(line, "{gap}{cell:<width$}"),
@@ -91,7 +89,7 @@ impl Table {
                 };
             }
             let _ = writeln!(text, "{indent}{style}{}{style:#}", line.trim_end());
-            for part in below {
+            for part in parts.iter().skip(1) {
                 let _ = writeln!(text, "{:before$}{style}{part}{style:#}", "");
             }
         }
@@ -125,12 +123,16 @@ const GAP: &str = "  ";
 /// A column is not made narrower than this.
 const NARROW: usize = 16;
 
+fn num_letters(text: &str) -> usize {
+    text.chars().count()
+}
+
 /// The words of a text in lines of so many letters at most. A word that is longer is a line.
 fn wrapped(text: &str, room: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split(' ') {
         match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= room => {
+            Some(line) if num_letters(line) + 1 + num_letters(word) <= room => {
                 line.push(' ');
                 line.push_str(word);
             }
