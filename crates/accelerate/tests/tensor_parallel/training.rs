@@ -307,6 +307,36 @@ fn ranks_that_divide_layers_get_the_same_rows_which_count_once() {
     }
 }
 
+/// Of four ranks, pairs compute layers together, and each pair shards what it has.
+#[test]
+fn the_plan_says_what_slices_and_shards_leave_on_a_rank() {
+    let builder = builder(2, &plan()).fsdp_plugin(Default::default());
+    let plans = testing::ranks(4, builder, |accelerator| {
+        let (_store, module) = model(&accelerator)?;
+        let _model = accelerator.prepare(module)?;
+        Ok((accelerator.plan().to_string(), accelerator.plan()[0].bytes_per_axis(&accelerator.mesh())))
+    })
+    .unwrap();
+    for (text, axes) in &plans {
+        assert!(text.contains("mesh of 4 ranks: dp_shard 2 x tp 2"), "{text}");
+        let [layers, shards] = &axes[..] else { panic!("{axes:?}") };
+        assert!(layers.held < layers.held_before, "{axes:?}");
+        assert_eq!((shards.held_before, layers.sent), (layers.held, None));
+        assert!(shards.held < shards.held_before && shards.sent > Some(0), "{axes:?}");
+    }
+    // All parameters of the model, gradients, and two averages, of four bytes each.
+    let whole = 4 * 4 * num_elements();
+    assert_eq!(plans[0].1[0].held_before, whole);
+    // Norms are on both.
+    assert!(plans[0].1[0].held + plans[1].1[0].held > whole);
+}
+
+fn num_elements() -> usize {
+    let accelerator = Accelerator::builder().cpu(true).build().unwrap();
+    let (store, _module) = model(&accelerator).unwrap();
+    store.parameters().iter().map(|param| param.shape().iter().product::<i64>() as usize).sum()
+}
+
 #[rstest]
 fn files_and_states_of_a_divided_model_are_those_of_a_whole_one(#[values(Shards::None, Shards::Full)] shards: Shards) {
     let folder = tempfile::tempdir().unwrap();
