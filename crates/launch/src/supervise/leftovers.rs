@@ -82,15 +82,8 @@ pub(super) fn end(
         guard.take().into_iter().for_each(Guard::dismiss);
     }
     loop {
-        loop {
-            match wait(WaitOptions::NOHANG) {
-                // Somebody has killed it. Its number may soon be that of another process.
-                Ok(Some((ended, _))) if guard.as_ref().is_some_and(|guard| guard.process_id() == ended) => guard = None,
-                Ok(Some(_)) | Err(Errno::INTR) => {}
-                Ok(None) => break,
-                // No children at all: the usual case, and cheap.
-                Err(_) => return Leftovers { num_ended: known.len(), survivors: Vec::new(), stopped_by },
-            }
+        if !has_children_left(&mut guard) {
+            return Leftovers { num_ended: known.len(), survivors: Vec::new(), stopped_by };
         }
         let now = Instant::now();
         // Whoever outlives this too is stuck in the kernel.
@@ -129,6 +122,20 @@ pub(super) fn end(
         if let Some(signal) = signals.pending().into_iter().find_map(Event::stop) {
             stopped_by.get_or_insert(signal);
             kill_at = kill_at.min(Instant::now());
+        }
+    }
+}
+
+/// Collects children that have ended.
+fn has_children_left(guard: &mut Option<Guard>) -> bool {
+    loop {
+        match wait(WaitOptions::NOHANG) {
+            // Somebody has killed it. Its number may soon be that of another process.
+            Ok(Some((ended, _))) if guard.as_ref().is_some_and(|guard| guard.process_id() == ended) => *guard = None,
+            Ok(Some(_)) | Err(Errno::INTR) => {}
+            Ok(None) => return true,
+            // No children at all: the usual case, and cheap.
+            Err(_) => return false,
         }
     }
 }
