@@ -197,11 +197,12 @@ impl Context<'_> {
     }
 
     /// A program that is no script of ours, in the folder of the scripts, so that it can import them.
-    pub(crate) fn python_program(&self, program: &str) -> Option<Command> {
-        self.plain_python().map(|mut command| {
+    pub(crate) fn python_program(&self, program: &str) -> Result<Option<Command>> {
+        ensure!(self.scripts.is_dir(), "there is no folder {}; `--scripts` says where it is", self.scripts.display());
+        Ok(self.plain_python().map(|mut command| {
             command.args(["-c", program]).current_dir(self.scripts);
             command
-        })
+        }))
     }
 
     fn plain_python(&self) -> Option<Command> {

@@ -64,7 +64,7 @@ impl Machine {
         self.gpu != NO_GPU
     }
 
-    pub(crate) fn look(python: Option<&(PathBuf, String)>, commit: Option<String>) -> Self {
+    pub(crate) fn look(python: &Python, commit: Option<String>) -> Self {
         let unknown = || "unknown".to_owned();
         let line = |program: &str, arguments: &[&str]| {
             let limits = Limits { time: Some(Duration::from_secs(5)), ..Limits::default() };
@@ -80,22 +80,69 @@ impl Machine {
             gpu: gpu("name,memory.total").map_or_else(|| NO_GPU.to_owned(), joined),
             driver: gpu("driver_version").map_or_else(|| "none".to_owned(), joined),
             libtorch: libtorch().unwrap_or_else(unknown),
-            python: python
-                .map_or_else(|| "none with torch and accelerate".to_owned(), |(_, versions)| versions.clone()),
+            python: match python {
+                Python::Found { versions, .. } => versions.clone(),
+                Python::NotWanted => "none, as was asked for".to_owned(),
+                Python::Unusable { reason } => format!("none that can be compared with: {reason}"),
+            },
             commit: commit.unwrap_or_else(unknown),
             date: jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M:%S UTC").to_string(),
         }
     }
 }
 
-/// The Python, and its versions, if it imports what comparisons need.
-pub(crate) fn python(program: &Path) -> Option<(PathBuf, String)> {
-    const QUESTION: &str = "import platform, torch, accelerate\n\
-         print(f'torch {torch.__version__}, accelerate {accelerate.__version__}, Python {platform.python_version()}')";
-    let limits = Limits { time: Some(Duration::from_secs(60)), ..Limits::default() };
-    let output = ask(Command::new(program).args(["-c", QUESTION]), limits).ok()?;
-    let versions = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    (output.status.success() && versions.starts_with("torch 2.11.")).then(|| (program.to_owned(), versions))
+/// The Python whose numbers are compared with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Python {
+    /// It imports what comparisons need.
+    Found {
+        program: PathBuf,
+        versions: String,
+    },
+    /// `--python none`.
+    NotWanted,
+    Unusable {
+        reason: String,
+    },
+}
+
+/// What stands in the place of a Python where none is to be compared with.
+pub(crate) const NO_PROGRAM: &str = "none";
+
+impl Python {
+    /// Asks a Python for its versions.
+    pub(crate) fn ask(program: &Path) -> Self {
+        const MARK: &str = "versions: ";
+        const QUESTION: &str = "import platform, torch, accelerate\n\
+             print(f'versions: torch {torch.__version__}, accelerate {accelerate.__version__}, Python \
+             {platform.python_version()}')";
+        if program == Path::new(NO_PROGRAM) {
+            return Self::NotWanted;
+        }
+        let limits = Limits { time: Some(Duration::from_secs(60)), ..Limits::default() };
+        let output = match ask(Command::new(program).args(["-c", QUESTION]), limits) {
+            Ok(output) => output,
+            Err(error) => return Self::Unusable { reason: format!("{} does not start: {error}", program.display()) },
+        };
+        let last_line =
+            |bytes: &[u8]| String::from_utf8_lossy(bytes).lines().next_back().unwrap_or_default().to_owned();
+        let printed = String::from_utf8_lossy(&output.stdout).into_owned();
+        // Packages may print something of theirs before and after.
+        match printed.lines().find_map(|line| line.strip_prefix(MARK)) {
+            Some(versions) if versions.starts_with("torch 2.11.") => {
+                Self::Found { program: program.to_owned(), versions: versions.to_owned() }
+            }
+            Some(versions) => Self::Unusable { reason: format!("it has {versions}, and torch 2.11 is wanted") },
+            None => Self::Unusable { reason: last_line(&output.stderr) },
+        }
+    }
+
+    pub(crate) fn program(&self) -> Option<&Path> {
+        match self {
+            Self::Found { program, .. } => Some(program),
+            Self::NotWanted | Self::Unusable { .. } => None,
+        }
+    }
 }
 
 fn processor() -> Option<String> {
@@ -117,4 +164,38 @@ fn libtorch() -> Option<String> {
         Some(line.trim_matches(['\'', '"']).to_owned())
     });
     Some(version.unwrap_or_else(|| "of an unknown version".to_owned()))
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    /// Packages print when they are imported and at the end, and are missing; none of that makes comparisons vanish without a reason.
+    #[test]
+    fn a_python_is_known_by_what_it_says() {
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join("python3");
+        let said = |script: &str| {
+            std::fs::write(&program, format!("#!/bin/sh\n{script}\n")).unwrap();
+            std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+            Python::ask(&program)
+        };
+        let versions = "torch 2.11.0, accelerate 1.15.0, Python 3.12";
+        let found = said(&format!("echo hello; echo 'versions: {versions}'; echo bye"));
+        assert_eq!(found, Python::Found { program: program.clone(), versions: versions.to_owned() });
+        for (script, words) in [
+            ("echo 'versions: torch 2.6.0'", "torch 2.11 is wanted"),
+            (
+                "echo hello; echo first >&2; echo \"ImportError: no accelerate\" >&2; exit 1",
+                "ImportError: no accelerate",
+            ),
+        ] {
+            let Python::Unusable { reason } = said(script) else { panic!("{script}") };
+            assert!(reason.contains(words), "{reason}");
+        }
+        assert!(matches!(Python::ask(Path::new("no-such-python")), Python::Unusable { .. }));
+        assert_eq!(Python::ask(Path::new("none")), Python::NotWanted);
+    }
 }

@@ -9,7 +9,7 @@ mod report;
 mod runner;
 mod transformer;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -53,12 +53,13 @@ struct RunArguments {
     #[arg(long, value_name = "NAME=HOW", value_parser = parse_plant)]
     plant: Vec<(String, Plant)>,
     /// Seconds for all checks together; what is left of them is what the next check may take at most
-    #[arg(long, value_name = "SECONDS", default_value_t = 480)]
+    #[arg(long, value_name = "SECONDS", default_value_t = BUDGET)]
     budget: u64,
     /// The folder for report.txt and report.json
-    #[arg(long, value_name = "FOLDER", default_value = "report")]
+    #[arg(long, value_name = "FOLDER", default_value = "report", overrides_with = "output")]
     output: PathBuf,
-    /// A Python with torch and Accelerate, whose numbers are compared with
+    /// A Python with torch 2.11 and Accelerate, whose numbers are compared with; `none` if none are to be. On a GPU a Python that
+    /// cannot be used is a failure
     #[arg(long, value_name = "PATH", default_value = "python3", overrides_with = "python")]
     python: PathBuf,
     /// The folder of the Python scripts. Default: `python` beside this program
@@ -79,9 +80,27 @@ enum Role {
     Probe,
 }
 
+/// Seconds.
+const BUDGET: u64 = 480;
+
+impl RunArguments {
+    /// What a report has to say, because it is not of everything.
+    fn asked(&self) -> Vec<String> {
+        let only = self.only.iter().map(|name| format!("--only {name}"));
+        let planted = self.plant.iter().map(|(name, how)| {
+            let how = clap::ValueEnum::to_possible_value(how).map(|value| value.get_name().to_owned());
+            format!("--plant {name}={}", how.unwrap_or_default())
+        });
+        let budget = (self.budget != BUDGET).then(|| format!("--budget {}", self.budget));
+        let python = (self.python == Path::new(machine::NO_PROGRAM)).then(|| "--python none".to_owned());
+        only.chain(planted).chain(budget).chain(python).collect()
+    }
+}
+
 fn parse_plant(text: &str) -> Result<(String, Plant), String> {
     let (name, how) = text.split_once('=').ok_or("write it as NAME=HOW, such as dropout=crash")?;
-    Ok((name.to_owned(), <Plant as clap::ValueEnum>::from_str(how, false)?))
+    let how = <Plant as clap::ValueEnum>::from_str(how, false);
+    Ok((name.to_owned(), how.map_err(|_| "a check goes wrong by figure, crash or hang, such as dropout=crash")?))
 }
 
 fn main() -> ExitCode {
@@ -131,8 +150,10 @@ fn run(arguments: &RunArguments) -> Result<bool> {
         python: arguments.python.clone(),
         scripts: scripts.unwrap_or_default(),
         commit: arguments.commit.clone(),
+        asked: arguments.asked(),
     };
-    let report = runner::run(&settings, |report| report.write(&arguments.output))?;
+    let write = |report: &report::Report| report.write(&arguments.output).context("the report, see --output");
+    let report = runner::run(&settings, write)?;
     // Head and rows have been printed as they came.
     runner::show(&report.tail());
     runner::show(&format!("\nwritten to {0}/report.txt and {0}/report.json\n", arguments.output.display()));

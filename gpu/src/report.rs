@@ -68,16 +68,24 @@ pub(crate) struct Report {
     pub(crate) is_rehearsal: bool,
     /// Although the machine has one.
     pub(crate) misses_gpu: bool,
+    /// Nothing could be compared with Python, although that was not asked for.
+    pub(crate) misses_python: bool,
     /// Whether the program was built with the feature `cuda`.
     pub(crate) has_feature: bool,
     /// Not of a run that is still going on, or was ended in the middle.
     pub(crate) is_finished: bool,
+    /// What makes this another run than that of everything: checks that were chosen, or made to go wrong, and another time for all.
+    pub(crate) asked: Vec<String>,
+    /// Since the start.
+    pub(crate) seconds: f64,
     pub(crate) machine: Machine,
     pub(crate) rows: Vec<Row>,
 }
 
 const MISSED: &str = "libtorch does not see the GPU of this machine, which is a failure: is the bundle built with the feature cuda, does \
                       the driver fit CUDA 13, and is CUDA_VISIBLE_DEVICES empty?\n";
+const NO_COMPARISONS: &str = "Nothing is compared with Python, which is a failure: --python or PYTHON names a Python with torch 2.11 and \
+                              accelerate, and `--python none` says that none is wanted.\n";
 const REHEARSAL: &str = "REHEARSAL: these checks ran on the CPU over Gloo. They prove nothing about a GPU.\n";
 
 impl Report {
@@ -102,6 +110,12 @@ impl Report {
         if self.misses_gpu {
             head.push_str(MISSED);
         }
+        if self.misses_python {
+            head.push_str(NO_COMPARISONS);
+        }
+        if !self.asked.is_empty() {
+            let _ = writeln!(head, "NOT EVERYTHING: this run was asked for with {}.", self.asked.join(" "));
+        }
         let _ = writeln!(head, "\n{:18} {:9} {:>6}  figure", "check", "result", "s");
         head
     }
@@ -121,7 +135,7 @@ impl Report {
         } else {
             "UNFINISHED: this run goes on, or was ended before all checks had run.\n"
         };
-        let mut text = format!("\n{unfinished}{}\n", self.summary());
+        let mut text = format!("\n{unfinished}{}, in {} s\n", self.summary(), self.seconds);
         for row in self.rows.iter().filter(|row| !row.last_words.is_empty()) {
             let _ = writeln!(text, "\nlast words of {}:", row.check);
             for line in &row.last_words {
@@ -146,7 +160,7 @@ impl Report {
 
     /// Has every check been run, as far as it makes sense here, and gone well?
     pub(crate) fn is_good(&self) -> bool {
-        !self.misses_gpu && self.rows.iter().all(|row| row.result.is_good())
+        !self.misses_gpu && !self.misses_python && self.rows.iter().all(|row| row.result.is_good())
     }
 
     /// Writes `report.txt` and `report.json`.
@@ -181,7 +195,17 @@ mod tests {
             last_words: if result.is_good() { Vec::new() } else { vec!["alas".to_owned()] },
             ..Row::new("dropout", *result, "half of them", 1.26)
         });
-        Report { is_rehearsal, misses_gpu: false, has_feature: true, is_finished: true, machine, rows: rows.collect() }
+        Report {
+            is_rehearsal,
+            misses_gpu: false,
+            misses_python: false,
+            has_feature: true,
+            is_finished: true,
+            asked: Vec::new(),
+            seconds: 1.0,
+            machine,
+            rows: rows.collect(),
+        }
     }
 
     #[test]
@@ -211,6 +235,22 @@ mod tests {
     fn a_gpu_that_is_not_seen_is_a_failure() {
         let report = Report { misses_gpu: true, ..report(&[Outcome::Passed], true) };
         assert!(!report.is_good() && report.head().contains("does not see the GPU"), "{}", report.head());
+    }
+
+    #[test]
+    fn a_python_that_cannot_be_used_is_a_failure() {
+        let report = Report { misses_python: true, ..report(&[Outcome::Passed], false) };
+        assert!(!report.is_good() && report.head().contains("Nothing is compared"), "{}", report.head());
+    }
+
+    #[test]
+    fn a_part_of_the_checks_is_not_taken_for_all() {
+        let report = Report { asked: vec!["--only dropout".to_owned()], ..report(&[Outcome::Passed], false) };
+        assert!(
+            report.text().contains("NOT EVERYTHING: this run was asked for with --only dropout"),
+            "{}",
+            report.text()
+        );
     }
 
     #[test]

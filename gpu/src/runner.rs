@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 
 use crate::check::{Check, Found, Plant};
 use crate::checks;
-use crate::machine::{self, Machine};
+use crate::machine::{self, Machine, Python};
 use crate::report::{Outcome, Report, Row};
 
 /// What is to be run, and with what.
@@ -26,6 +26,8 @@ pub(crate) struct Settings {
     pub(crate) python: PathBuf,
     pub(crate) scripts: PathBuf,
     pub(crate) commit: Option<String>,
+    /// What makes this another run than that of everything, for the report.
+    pub(crate) asked: Vec<String>,
 }
 
 /// So many of the last lines that a process printed are kept: errors of libtorch come with some thirty lines of calls.
@@ -35,15 +37,23 @@ const LAST_LINES: usize = 40;
 pub(crate) fn run(settings: &Settings, keep: impl Fn(&Report) -> Result<()>) -> Result<Report> {
     let started = Instant::now();
     let seen = machine::probe_of(&settings.program, &[]);
-    let python = machine::python(&settings.python);
-    let machine = Machine::look(python.as_ref(), settings.commit.clone());
+    let python = Python::ask(&settings.python);
+    let machine = Machine::look(&python, settings.commit.clone());
     // Where looking for devices fails, the checks say more of it than the look does.
     let sees_gpu = seen.as_ref().map_or_else(|_| machine.has_gpu(), |seen| seen.num_devices > 0);
     let has_gpu = sees_gpu && !settings.rehearse;
     let misses_gpu = !sees_gpu && !settings.rehearse && machine.has_gpu();
-    let has_feature = cfg!(feature = "cuda");
-    let mut report =
-        Report { is_rehearsal: !has_gpu, misses_gpu, has_feature, is_finished: false, machine, rows: Vec::new() };
+    let mut report = Report {
+        is_rehearsal: !has_gpu,
+        misses_gpu,
+        misses_python: has_gpu && matches!(python, Python::Unusable { .. }),
+        has_feature: cfg!(feature = "cuda"),
+        is_finished: false,
+        asked: settings.asked.clone(),
+        seconds: 0.0,
+        machine,
+        rows: Vec::new(),
+    };
     keep(&report)?;
     show(&report.head());
     if let Err(error) = seen {
@@ -57,14 +67,14 @@ pub(crate) fn run(settings: &Settings, keep: impl Fn(&Report) -> Result<()>) -> 
         let left = settings.budget.checked_sub(started.elapsed());
         let row = match time_for(check.limit, left) {
             Some(limit) => {
-                let process =
-                    Process { settings, check, has_gpu, python: python.as_ref().map(|(path, _)| path), limit };
+                let process = Process { settings, check, has_gpu, python: python.program(), limit };
                 process.run(folder.path())?
             }
             None => Row::new(check.name, Outcome::NoTime, "the time for all checks was used up before it", 0.0),
         };
         show(&(row.line() + "\n"));
         report.rows.push(row);
+        report.seconds = started.elapsed().as_secs_f64().round();
         keep(&report)?;
     }
     report.is_finished = true;
@@ -89,7 +99,7 @@ struct Process<'a> {
     settings: &'a Settings,
     check: &'a Check,
     has_gpu: bool,
-    python: Option<&'a PathBuf>,
+    python: Option<&'a Path>,
     limit: Duration,
 }
 
@@ -123,6 +133,8 @@ impl Process<'_> {
         command.args(["-c", "exec \"$0\" \"$@\" 2>&1"]).arg(&self.settings.program);
         command.args(["check", self.check.name, "--answer"]).arg(answer);
         command.arg("--folder").arg(own).arg("--scripts").arg(&self.settings.scripts);
+        // What it leaves when it is ended goes with the folder.
+        command.env("TMPDIR", own);
         if self.has_gpu {
             command.arg("--cuda");
         }

@@ -55,7 +55,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         return Ok(());
     }
     let mut run = command(&folder.join("run"))?;
-    run.args(&arguments.run).args(["--output".as_ref(), folder.join("report").as_os_str()]);
+    // The last one counts.
+    run.args(["--output".as_ref(), folder.join("report").as_os_str()]).args(&arguments.run);
     process::run(&mut run)
 }
 

@@ -42,5 +42,12 @@ pub(crate) fn visible(context: &Context<'_>) -> Result<Found> {
         context.close(&format!("devices with {value:?}"), found.num_devices as f64, f64::from(num_devices), 0.0)?;
         ensure!(found.device == device, "with CUDA_VISIBLE_DEVICES={value:?}: {} and not {device}", found.device);
     }
+    // The last one alone is the first one of its process.
+    let last = (all - 1).to_string();
+    let found = probe_of(&program, &[("CUDA_VISIBLE_DEVICES", &last)])?;
+    ensure!(
+        (found.num_devices, found.device.as_str()) == (1, "cuda:0"),
+        "with CUDA_VISIBLE_DEVICES={last:?}: {found:?}"
+    );
     Found::figure(format!("{all} in all"))
 }

@@ -38,11 +38,19 @@ pub(crate) fn trains(context: &Context<'_>) -> Result<Found> {
     let (package, for_inference) = (path("model.pt2"), path("for_inference.pt2"));
     let (file, inference_file) = (package.to_str(), for_inference.to_str());
     let (file, inference_file) = file.zip(inference_file).context("the folder is no text")?;
-    let Some(mut export) = context.python_program(PROGRAM) else { return Found::not_here(NO_PYTHON) };
+    let Some(mut export) = context.python_program(PROGRAM)? else { return Found::not_here(NO_PYTHON) };
     export.args(["exported:Trained", "--inputs", "int64[rows,8]", "int64[rows,8]", "--output", file]);
     export.args(["--device", context.device_name(), "--torch_version", "2.11.0"]);
-    printed_by(&mut export, "export_model.py")?;
-    let wanted: Answer = context.python("exported.py", &["--output", inference_file])?.context("no Python")?;
+    // Compilers take most of the time, and use one core each.
+    eprintln!("export_model.py and exported.py compile packages, side by side");
+    let (exported, wanted) = std::thread::scope(|scope| {
+        let exported = scope.spawn(|| printed_by(&mut export, "export_model.py"));
+        let wanted = context.python("exported.py", &["--output", inference_file]);
+        (exported.join(), wanted)
+    });
+    exported.map_err(|_| anyhow::anyhow!("the thread of export_model.py panicked"))??;
+    let wanted: Answer = wanted?.context("no Python")?;
+    eprintln!("both packages are there, and are loaded");
 
     let accelerator = context.builder().dynamo_backend(DynamoBackend::AotInductor).build()?;
     let model: ExportedModule<(Tensor, Tensor), (Tensor, Tensor)> =

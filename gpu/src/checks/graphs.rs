@@ -98,6 +98,7 @@ pub(crate) fn replayed(context: &Context<'_>) -> Result<Found> {
         }
     }
     fails_by_name(context)?;
+    differs(context)?;
     Found::figure(figures.join("; "))
 }
 
@@ -116,6 +117,29 @@ fn fails_by_name(context: &Context<'_>) -> Result<()> {
     let output = graphed.forward(&input)?;
     torch_ext::autograd::backward(&[&output.f_sum(Kind::Float)?], None, Default::default())?;
     ensure!(graphed.is_off() && graphed.num_replays() == 0, "graphs are not off");
+    Ok(())
+}
+
+/// A pass that depends on something other than its inputs replays what it was when it was recorded. The comparison finds that, and graphs
+/// are off from then on.
+fn differs(context: &Context<'_>) -> Result<()> {
+    let store = ParamStore::new(context.device);
+    let layer = Linear::new(store.root() / "layer", 4, 4, Default::default())?;
+    let num_passes = std::sync::atomic::AtomicI64::new(0);
+    let model = ModuleFn::new(&store, move |x: &Tensor| {
+        let number = num_passes.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Ok(layer.forward(x)?.f_add_scalar(number)?)
+    });
+    let graphed = GraphedModule::new(model)?;
+    let input = Tensor::f_ones([2, 4], (Kind::Float, context.device))?;
+    let mut said = String::new();
+    for _ in 0..8 {
+        match graphed.forward(&input) {
+            Ok(output) => torch_ext::autograd::backward(&[&output.f_sum(Kind::Float)?], None, Default::default())?,
+            Err(error) => said = error.to_string(),
+        }
+    }
+    ensure!(graphed.is_off() && !said.is_empty(), "a pass that replays differently was taken for right: {said:?}");
     Ok(())
 }
 

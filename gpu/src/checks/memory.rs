@@ -83,7 +83,8 @@ fn peak_and_plan(accelerator: &Accelerator) -> Result<(f64, f64)> {
     Ok((peak as f64 / MIB as f64, planned as f64 / MIB as f64))
 }
 
-/// A plan that is off by a part of its parameters, gradients or state is off by an eighth at least.
+/// A plan that is off by a part of its parameters, gradients or state is off by an eighth at least. What it leaves out, activations and
+/// the blocks of the allocator, was 2 % on an H100 and an H200.
 pub(crate) fn plan(context: &Context<'_>) -> Result<Found> {
     if !context.is_cuda() {
         return Found::not_here("only a device's allocator counts what tensors take");
@@ -94,7 +95,7 @@ pub(crate) fn plan(context: &Context<'_>) -> Result<Found> {
     {
         let (peak, planned) = peak_and_plan(&builder.build()?)?;
         figures.push(format!("{name} {peak:.0} MiB of {planned:.0} planned"));
-        context.close(&format!("peak of the {name} model, as a part of its plan"), peak / planned, 1.0, 0.12)?;
+        context.close(&format!("peak of the {name} model, as a part of its plan"), peak / planned, 1.0, 0.06)?;
         clear_device_cache()?;
     }
     Found::figure(figures.join(", "))

@@ -35,13 +35,21 @@ pub(crate) const ALL: &[Check] = &[
         "accelerators take the device that settings name; unknown ones are refused",
         devices::choice,
     ),
-    Check::new("visible_devices", "CUDA_VISIBLE_DEVICES hides devices and numbers the others", devices::visible),
+    Check::new(
+        "visible_devices",
+        "CUDA_VISIBLE_DEVICES hides devices, and numbers those that it leaves from 0",
+        devices::visible,
+    ),
     Check::new(
         "collectives",
         "every collective of a group of one, on every dtype of the backend",
         collectives::every_one,
     ),
-    Check::new("absent_rank", "a group whose other rank never comes ends by its deadline", collectives::absent_rank),
+    Check::new(
+        "absent_rank",
+        "a group whose other rank never comes is given up at its deadline",
+        collectives::absent_rank,
+    ),
     Check::new(
         "abort",
         "a group that is dropped in the middle of its work ends, and another takes its place",
@@ -58,7 +66,7 @@ pub(crate) const ALL: &[Check] = &[
         "float32 products are exact, and in TF32 once that is asked for",
         precision::float32_tf32,
     ),
-    Check::new("autocast", "the dtype of each operator's result under autocast", precision::autocast),
+    Check::new("autocast", "the dtypes of 16 operators' results under autocast", precision::autocast),
     Check::new("bf16", "training in bfloat16 beside float32", precision::bf16),
     Check::new("fp8", "training in FP8 by each recipe, beside the same numbers on the CPU", precision::fp8).within(120),
     Check::new("fp8_kernels", "kernels for FP8 matrices beside the CPU", quant_kernels::fp8_beside_the_cpu),
@@ -78,7 +86,7 @@ pub(crate) const ALL: &[Check] = &[
         .within(120),
     Check::new("fsdp_one", "a model sharded over one rank trains as a plain one", sharding::one),
     Check::new("fsdp_two", "and one sharded over two processes", ranks::fsdp_two).within(120),
-    Check::new("offload", "parameters and state in the host's memory or in files change no bit", offload::no_bit),
+    Check::new("offload", "training with parameters and state in the host's memory or in files", offload::no_bit),
     Check::new(
         "streams",
         "training, offload and batches on other streams than the default one",

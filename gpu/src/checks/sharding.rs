@@ -1,7 +1,7 @@
 //! Sharded models: what one rank does alone, and what a model of two ranks is compared with.
 
 use accelerate::{AutoWrapPolicy, FullyShardedDataParallelPlugin, ShardingStrategy};
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::check::{Context, Found};
 use crate::models::{Trained, train};
@@ -38,6 +38,7 @@ pub(crate) fn one(context: &Context<'_>) -> Result<Found> {
     for strategy in STRATEGIES {
         let accelerator = context.builder().fsdp_plugin(plugin(strategy)).build()?;
         let sharded = train(&accelerator, NUM_STEPS, Some(MAX_NORM))?;
+        ensure!(sharded.num_units == 4, "{strategy}: {} units, not three blocks and the rest", sharded.num_units);
         largest = largest.max(compare(context, &strategy.to_string(), &sharded, &plain)?);
     }
     Found::figure(format!("2 strategies within {largest:.1e}"))

@@ -7,9 +7,9 @@ here=$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "$0")")" && pwd)
 python=${PYTHON:-python3}
 home=${LIBTORCH:-}
 if [ -z "$home" ]; then
-    # The last line: what a package prints when it is imported is none of ours.
+    # Packages may print something of theirs when they are imported, and at the end.
     home=$("$python" -c 'import importlib.util; print(*importlib.util.find_spec("torch").submodule_search_locations)' \
-        2>/dev/null | tail -n 1) || home=
+        2>/dev/null | grep '^/.*torch$' | tail -n 1) || home=
 fi
 if [ -z "$home" ]; then
     echo "run: no libtorch: LIBTORCH is not set, and $python has no torch. Set LIBTORCH to the folder of libtorch 2.11.0 with" \
