@@ -167,7 +167,7 @@ fn libtorch() -> Option<String> {
 }
 
 #[cfg(test)]
-#[allow(clippy::unwrap_used)]
+#[allow(clippy::unwrap_used, clippy::panic)]
 mod tests {
     use super::*;
     use std::os::unix::fs::PermissionsExt as _;

@@ -4,7 +4,6 @@ use accelerate::nn::{Embedding, LayerNorm, Linear, Module, ParamStore};
 use accelerate::optim::AdamW;
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{Accelerator, Result};
-use torch_ext::device::device_memory;
 
 pub(crate) const VOCABULARY: i64 = 97;
 const WIDTH: i64 = 48;
@@ -99,8 +98,6 @@ pub(crate) struct Trained {
     pub(crate) num_units: usize,
     /// How much of the elements of all parameters this rank has in memory between steps.
     pub(crate) share: f64,
-    /// In tensors on the device after the last step; 0 on the CPU.
-    pub(crate) device_bytes: i64,
 }
 
 /// Trains with AdamW on `accelerator`'s device; the ranks share the rows of a step.
@@ -140,10 +137,8 @@ pub(crate) fn train_around(
     let num_elements = |sizes: Vec<i64>| sizes.iter().product::<i64>() as f64;
     let own: f64 = params.iter().map(|param| num_elements(param.local().size())).sum();
     let share = own / params.iter().map(|param| num_elements(param.shape())).sum::<f64>();
-    let is_cuda = accelerator.device().is_cuda();
-    let device_bytes = if is_cuda { device_memory(accelerator.device())?.allocated_bytes } else { 0 };
     let num_units = accelerator.plan().last().map_or(0, |plan| plan.units.len());
-    Ok(Trained { losses, norms, parameters: on_cpu(&store)?, num_units, share, device_bytes })
+    Ok(Trained { losses, norms, parameters: on_cpu(&store)?, num_units, share })
 }
 
 /// All parameters, whole, in the order of their names.

@@ -38,7 +38,7 @@ fn run(accelerator: &Accelerator, save: Option<&Path>, load: Option<&Path>) -> R
             losses.push(loss.f_double_value(&[])?);
         }
     }
-    Ok(Trained { losses, norms: Vec::new(), parameters: on_cpu(&store)?, num_units: 0, share: 1.0, device_bytes: 0 })
+    Ok(Trained { losses, norms: Vec::new(), parameters: on_cpu(&store)?, num_units: 0, share: 1.0 })
 }
 
 /// The same kernels on the same numbers: to the bit, also on a GPU. Only the embedding's backward pass may add up in any order

@@ -7,12 +7,13 @@ use super::sharding::{MAX_NORM, NUM_STEPS, compare, plugin};
 use crate::check::{Context, Found};
 use crate::models::train;
 
+/// That memory of the device is free then is seen by the check `plan`: here all state has room in the blocks on their way.
+///
 /// Every place for the optimizer's state, then for the parameters as well: to the bit on the CPU. On a GPU the optimizer's kernel is
 /// another one where the state is in the host's memory, so the trainings are the same but for rounding.
 pub(crate) fn no_bit(context: &Context<'_>) -> Result<Found> {
     let sharded = plugin(ShardingStrategy::FullShard);
     let kept = train(&context.builder().fsdp_plugin(sharded.clone()).build()?, NUM_STEPS, Some(MAX_NORM))?;
-    let num_elements: i64 = kept.parameters.iter().map(|(_, tensor)| tensor.numel() as i64).sum();
     let mut largest = 0f64;
     let mut num_places = 0;
     for target in [OffloadTarget::Cpu, OffloadTarget::Nvme(context.folder.to_owned())] {
@@ -24,10 +25,6 @@ pub(crate) fn no_bit(context: &Context<'_>) -> Result<Found> {
             });
             let offloaded = train(&accelerator.build()?, NUM_STEPS, Some(MAX_NORM))?;
             let what = format!("to {:?}, parameters as well: {with_parameters}", target.device());
-            // On the device AdamW would have two averages for each of the parameters, in float32.
-            let least = if with_parameters { 3 } else { 2 } * 4 * num_elements * i64::from(context.is_cuda());
-            let left = kept.device_bytes - offloaded.device_bytes;
-            ensure!(least <= left, "{what}: {left} bytes fewer on the device, where {least} were offloaded");
             largest = largest.max(compare(context, &what, &offloaded, &kept)?);
             let is_same = offloaded.losses == kept.losses;
             ensure!(is_same || context.is_cuda(), "{what}: {:?} and not {:?}", offloaded.losses, kept.losses);

@@ -133,7 +133,6 @@ pub(crate) struct Sent {
     norms: Vec<f64>,
     parameters: Vec<(String, Vec<i64>, Vec<f32>)>,
     share: f64,
-    device_bytes: i64,
 }
 
 pub(crate) fn trained_rank(training: Training) -> Result<Sent> {
@@ -154,14 +153,14 @@ pub(crate) fn trained_rank(training: Training) -> Result<Sent> {
     let accelerator = builder.build()?;
     let device = accelerator.device();
     let stream = if training.aside { Stream::from_pool(device)? } else { Stream::current(device)? };
-    let Trained { losses, norms, parameters, share, device_bytes, .. } =
+    let Trained { losses, norms, parameters, share, .. } =
         stream.run(|| train(&accelerator, NUM_STEPS, training.max_norm))??;
     let sent = |(name, tensor): (String, Tensor)| {
         let values = Vec::<f32>::try_from(tensor.f_reshape([-1])?)?;
         Ok((name, tensor.size(), values))
     };
     let parameters = parameters.into_iter().map(sent).collect::<Result<_>>()?;
-    Ok(Sent { losses, norms, parameters, share, device_bytes })
+    Ok(Sent { losses, norms, parameters, share })
 }
 
 /// Losses are the means of both ranks' halves of the rows; of what ranks hold it is the larger one.
@@ -181,7 +180,6 @@ fn trained_by_two(context: &Context<'_>, training: &Training) -> Result<Trained>
         parameters: first.parameters.into_iter().map(tensor).collect::<Result<_>>()?,
         num_units: 0,
         share: first.share.max(second.share),
-        device_bytes: first.device_bytes.max(second.device_bytes),
     })
 }
 
