@@ -208,8 +208,10 @@ pub fn signal_name(signal: i32) -> String {
 /// What the kernel's counters say about memory at the time of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum MemoryPressure {
-    /// The out-of-memory killer has ended processes since the launch began.
+    /// The out-of-memory killer has ended processes of the launcher's cgroup since the launch began.
     KillerRan,
+    /// It has ended processes of this machine, which may be others'.
+    KillerRanOnMachine,
     /// It has not.
     KillerDidNotRun,
     /// This system does not tell.
@@ -286,9 +288,10 @@ impl Failure {
             (Ended::Signalled { signal: signal_hook::consts::SIGKILL, .. }, MemoryPressure::KillerRan) => {
                 Some("out of memory")
             }
-            (Ended::Signalled { signal: signal_hook::consts::SIGKILL, .. }, MemoryPressure::Unknown) => {
-                Some("possibly out of memory")
-            }
+            (
+                Ended::Signalled { signal: signal_hook::consts::SIGKILL, .. },
+                MemoryPressure::KillerRanOnMachine | MemoryPressure::Unknown,
+            ) => Some("possibly out of memory"),
             _ => None,
         }
     }
@@ -315,8 +318,12 @@ impl Failure {
                     "the machine or its container ran out of memory: the kernel's out-of-memory killer has run during \
                      this launch; use a smaller batch, fewer processes or a higher memory limit"
                 }
+                MemoryPressure::KillerRanOnMachine => {
+                    "the launcher did not send it: possibly out of memory, as the kernel's out-of-memory killer has run on this machine; \
+                     whose processes it has ended is not known here"
+                }
                 MemoryPressure::KillerDidNotRun => {
-                    "the launcher did not send it, and the kernel's out-of-memory killer has not run: someone else \
+                    "the launcher did not send it, and the kernel's out-of-memory killer has not run here: someone else \
                      ended the process, a batch system for example"
                 }
                 MemoryPressure::Unknown => {
@@ -517,6 +524,7 @@ mod tests {
 
     #[rstest]
     #[case(MemoryPressure::KillerRan, "out-of-memory killer has run")]
+    #[case(MemoryPressure::KillerRanOnMachine, "possibly out of memory")]
     #[case(MemoryPressure::KillerDidNotRun, "has not run")]
     #[case(MemoryPressure::Unknown, "possibly out of memory")]
     fn a_kill_is_explained_by_the_memory_counters(#[case] memory: MemoryPressure, #[case] words: &str) {

@@ -81,6 +81,13 @@ pub enum Notice {
         /// How long they may take.
         grace_period: Duration,
     },
+    /// It was told so once more: what still runs is killed.
+    StoppingAtOnce {
+        /// Number of the signal.
+        signal: i32,
+        /// How many ranks are killed, and have no time to save anything.
+        num_running: usize,
+    },
     /// The program was found by its name alone, in one of two places where it may be.
     ProgramChosen(ProgramChoice),
     /// Something that only concerns one of several machines.
@@ -147,6 +154,15 @@ impl fmt::Display for Notice {
                 signal_name(*signal),
                 counted(*num_running, "rank"),
                 grace_period.as_secs_f64()
+            ),
+            Self::StoppingAtOnce { signal, num_running } => write!(
+                f,
+                "{} received after another request to end; {} still running killed",
+                signal_name(*signal),
+                match num_running {
+                    1 => "the rank that was".to_owned(),
+                    number => format!("{} that were", counted(*number, "rank")),
+                }
             ),
             Self::ProgramChosen(choice) => write!(f, "{choice}"),
             Self::OnMachine { machine, text } => write!(f, "{machine}: {}", in_one_line(text)),

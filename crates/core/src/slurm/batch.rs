@@ -145,8 +145,13 @@ while [ -n "$was_told" ] && { [ "$code" -eq 138 ] || [ "$code" -eq 143 ]; }; do
 done
 # Programs that do not ask `should_stop` are ended by the signal: 138.
 if [ -n "$is_over" ] && { [ "$code" -eq 0 ] || [ "$code" -eq 138 ]; }; then
-    echo "accelerate launch: the time of job $SLURM_JOB_ID is over; it is queued again" >&2
-    scontrol requeue "$SLURM_JOB_ID"
+    if scontrol requeue "$SLURM_JOB_ID"; then
+        echo "accelerate launch: the time of job $SLURM_JOB_ID is over; it is queued again" >&2
+    else
+        echo "accelerate launch: error: the time of job $SLURM_JOB_ID is over, and scontrol could not queue it again:" \
+            "submit the script once more; the run goes on from its newest checkpoint" >&2
+        exit 1
+    fi
 fi
 exit "$code"
 "#;

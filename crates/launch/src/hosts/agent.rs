@@ -355,7 +355,7 @@ impl Reporter for ToLauncher {
                 self.say(&FromAgent::RankFailed { rank: *rank, ended: *ended, num_others: *num_others })
             }
             // The launcher has told it to stop, and says so itself.
-            Notice::Stopping { .. } => Ok(()),
+            Notice::Stopping { .. } | Notice::StoppingAtOnce { .. } => Ok(()),
             Notice::Survivors { survivors } => self.say(&FromAgent::Survivors { survivors: survivors.clone() }),
             other => self.say(&FromAgent::Notice { text: other.to_string() }),
         }

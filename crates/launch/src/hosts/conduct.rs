@@ -23,7 +23,7 @@ use crate::config::{Helper, LaunchConfig};
 use crate::error::{Error, Result};
 use crate::failure::Ended;
 use crate::report::{Notice, Reporter};
-use crate::supervise::signals::{self, Event, Signals};
+use crate::supervise::signals::{self, Event, ONE_REQUEST, Signals};
 use crate::supervise::{Outcome, backlog};
 
 /// At least so long a machine has to be logged in to, to look around and to answer, however soon it is given up while ranks run.
@@ -237,18 +237,24 @@ impl<'a> Conductor<'a> {
     }
 
     fn stop(&mut self, signal: i32) {
+        if self.stopped_by.is_some_and(|(_, at)| at.elapsed() < ONE_REQUEST) {
+            return;
+        }
         let is_second = self.stopped_by.is_some() || self.phase == Phase::Ending;
         self.stopped_by.get_or_insert((signal, Instant::now()));
         if self.phase != Phase::Running && !is_second {
             return self.hang_up();
         }
         self.tell_all(&ToAgent::Signal { signal });
+        let num_running = self.num_running(|_| true);
         if is_second {
-            return self.give_up_after(END_PATIENCE);
+            self.give_up_after(END_PATIENCE);
+            let result = self.reporter.notice(&Notice::StoppingAtOnce { signal, num_running });
+            return self.note_output(result);
         }
         let grace_period = self.machines.first().map_or(Duration::ZERO, |machine| machine.config.shutdown_grace_period);
         self.give_up_after(grace_period.saturating_add(END_PATIENCE));
-        let notice = Notice::Stopping { signal, num_running: self.num_running(|_| true), grace_period };
+        let notice = Notice::Stopping { signal, num_running, grace_period };
         let result = self.reporter.notice(&notice);
         self.note_output(result);
     }

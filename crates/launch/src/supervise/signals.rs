@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use accelerate_core::signals::Dispositions;
 use rustix::process::{Signal, getpid};
@@ -37,6 +38,10 @@ impl Event {
         }
     }
 }
+
+/// Requests to stop that come so soon after the first one are the same: `timeout` signals its child and then the child's group, and a
+/// session that ends sends `SIGTERM` and `SIGHUP`.
+pub(crate) const ONE_REQUEST: Duration = Duration::from_millis(200);
 
 const STOPPING: [i32; 4] = [names::SIGINT, names::SIGTERM, names::SIGHUP, names::SIGQUIT];
 const OTHERS: [i32; 6] =
