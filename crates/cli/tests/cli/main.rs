@@ -11,6 +11,7 @@ mod dry_run;
 mod errors;
 mod estimate_memory;
 mod estimate_memory_hub;
+mod export_model;
 mod failures;
 mod first_ended;
 mod first_hour;
