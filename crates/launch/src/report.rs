@@ -157,12 +157,10 @@ impl fmt::Display for Notice {
             ),
             Self::StoppingAtOnce { signal, num_running } => write!(
                 f,
-                "{} received after another request to end; {} still running killed",
+                "{} received after another request to end; {} that {} still running killed",
                 signal_name(*signal),
-                match num_running {
-                    1 => "the rank that was".to_owned(),
-                    number => format!("{} that were", counted(*number, "rank")),
-                }
+                counted(*num_running, "rank"),
+                if *num_running == 1 { "was" } else { "were" }
             ),
             Self::ProgramChosen(choice) => write!(f, "{choice}"),
             Self::OnMachine { machine, text } => write!(f, "{machine}: {}", in_one_line(text)),

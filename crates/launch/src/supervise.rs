@@ -30,7 +30,7 @@ use leftovers::{Leftovers, Wait, Waiting, survivor};
 use memory::KillCounter;
 use rank::{RankProcess, RankTerminal};
 pub use signals::StopSignals;
-use signals::{Event, ONE_REQUEST, Signals};
+use signals::{Event, Signals};
 
 /// Crashes this soon after the first failure are taken for its cause.
 pub(crate) const CRASH_WINDOW: Duration = Duration::from_millis(250);
@@ -146,7 +146,6 @@ fn supervise_listening(plan: &Plan, part: Part, signals: &mut Signals, reporter:
         first_failure: None,
         activities: Vec::new(),
         stopping: None,
-        stopped_at: None,
         is_forced: false,
         output_error: None,
         waiting: Waiting::default(),
@@ -194,7 +193,6 @@ struct Supervisor<'a> {
     activities: Vec<RankSummary>,
     /// The signal that told this process to stop.
     stopping: Option<i32>,
-    stopped_at: Option<Instant>,
     /// It was told so a second time, so that nobody had any more time.
     is_forced: bool,
     output_error: Option<std::io::Error>,
@@ -353,11 +351,7 @@ impl Supervisor<'_> {
         // been told by then, but for a failure, which leaves them less time.
         let is_same_request = self.stopping.is_none() && self.has_failed_by(signal.as_raw());
         // Where no rank runs any more, those that are left have been asked to end already.
-        if self.stopped_at.is_some_and(|at| at.elapsed() < ONE_REQUEST) {
-            return;
-        }
         let have_been_asked = self.stopping.is_some() || self.first_failure.is_some() || self.num_running() == 0;
-        self.stopped_at.get_or_insert_with(Instant::now);
         let num_running = self.num_running();
         if !is_same_request && have_been_asked {
             self.kill_all();

@@ -1,13 +1,16 @@
 //! The launcher is told to stop, or to go on although somebody wants it to stop.
 
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Command, Stdio};
 
 use rstest::rstest;
 use rustix::io::ioctl_fionread;
 use rustix::process::Signal;
 
-use crate::support::{Finished, LIVE_ON, WITNESS_FILE, Witness, accelerate, finished, launch_script, obey, send};
+use crate::support::{
+    Finished, LIVE_ON, WITNESS_FILE, Witness, accelerate, finished, insist, launch_script, obey, send,
+};
 
 const READY: &str = "echo ready >/dev/fd/$WITNESS";
 
@@ -41,6 +44,27 @@ fn one_process_is_stopped_in_the_same_way() {
         let ended = Finished::from(child.wait_with_output().unwrap());
         ended.expect(code, &[&format!("error: stopped by SIG{name}")]);
         assert_eq!(ended.stdout, "obeyed\n");
+        witness.expect_nobody_survives();
+    }
+}
+
+/// `timeout` signals its child and then the group of its child; a session that ends sends `SIGTERM` and `SIGHUP`. The ranks have the time
+/// to save that they have after one signal.
+#[test]
+fn a_request_that_comes_twice_is_no_second_one() {
+    for (num_processes, again) in [(1, Signal::TERM), (2, Signal::TERM), (2, Signal::HUP)] {
+        let mut witness = Witness::new();
+        // The first signal is obeyed after a moment, in which the second one has come.
+        let script = format!("trap 'sleep 0.4; echo saved; exit 0' TERM HUP; {READY}; {LIVE_ON}");
+        let mut command = launch_script(num_processes, &["--shutdown_grace_period", "60"], &script);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = witness.start(command);
+        witness.wait_for("ready", num_processes);
+        send(&child, Signal::TERM);
+        send(&child, again);
+        let ended = Finished::from(child.wait_with_output().unwrap());
+        assert_eq!(ended.stdout.matches("saved").count(), num_processes, "{}", ended.stderr);
+        assert!(matches!(ended.code, Some(143 | 129)), "{:?} {}", ended.code, ended.stderr);
         witness.expect_nobody_survives();
     }
 }
@@ -98,11 +122,19 @@ fn a_second_interrupt_does_not_wait() {
     witness.wait_for("ready", 2);
     send(&child, Signal::INT);
     // Its notice says that the first one has been taken.
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
     let mut notice = String::new();
-    BufReader::new(child.stderr.take().unwrap()).read_line(&mut notice).unwrap();
+    stderr.read_line(&mut notice).unwrap();
     assert!(notice.contains("a second one ends everything at once"), "{notice}");
-    send(&child, Signal::INT);
-    assert_eq!(child.wait().unwrap().code(), Some(130));
+    insist(&mut child, Signal::INT);
+    // Of the signals that it is sent, one may come when it has stopped listening.
+    let status = child.wait().unwrap();
+    assert!(status.code() == Some(130) || status.signal() == Some(Signal::INT.as_raw()), "{status}");
+    let told = stderr.lines().map(Result::unwrap).collect::<Vec<_>>().join("\n");
+    assert!(
+        told.contains("SIGINT received after another request to end; 2 ranks that were still running killed"),
+        "{told}"
+    );
     witness.expect_nobody_survives();
 }
 

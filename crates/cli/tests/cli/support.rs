@@ -151,3 +151,11 @@ impl Witness {
 pub(crate) fn send(child: &Child, signal: Signal) {
     kill_process(Pid::from_child(child), signal).unwrap();
 }
+
+/// Sends it until the process has ended: what comes soon after the first one counts as the same request.
+pub(crate) fn insist(child: &mut Child, signal: Signal) {
+    while child.try_wait().unwrap().is_none() {
+        send(child, signal);
+        std::thread::yield_now();
+    }
+}

@@ -177,6 +177,30 @@ fn a_job_that_is_queued_again_gets_a_signal_before_the_ranks_look_at_the_clock()
     assert!(late.contains("--signal=B:USR1@65535\n"), "{late}");
 }
 
+/// What ends before its time and is not queued again must not look as if it were done. The launch ends well when it is told of its time.
+#[rstest]
+#[case::queued("exit 0", 0, "it is queued again")]
+#[case::refused("echo disabled >&2; exit 1", 1, "could not queue it again: submit the script once more")]
+fn a_job_that_could_not_be_queued_again_is_an_error(#[case] scontrol: &str, #[case] code: i32, #[case] words: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        path
+    };
+    write("scontrol", &format!("#!/bin/sh\n{scontrol}\n"));
+    // As Slurm does it, the script is told; here by its launch, which knows that it listens.
+    let launch = write("launch", "#!/bin/sh\ntrap 'exit 0' USR1\nkill -USR1 $PPID\nwhile :; do sleep 0.01; done\n");
+    let launch = launch.to_str().unwrap().to_owned();
+    let script = write("job", &BatchJob { requeue: true, launch, ..job() }.script().unwrap());
+    let path = format!("{}:{}", folder.path().display(), std::env::var("PATH").unwrap());
+    let mut command = std::process::Command::new("bash");
+    let ended = command.arg(script).env("PATH", path).env("SLURM_JOB_ID", "7").output().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr).into_owned();
+    assert!(ended.status.code() == Some(code) && said.contains(words), "{:?} {said}", ended.status);
+}
+
 #[rstest]
 #[case("train", "train")]
 #[case("my program\n#SBATCH --uid=0", "my_program__SBATCH_--uid_0")]

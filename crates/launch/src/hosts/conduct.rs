@@ -23,7 +23,7 @@ use crate::config::{Helper, LaunchConfig};
 use crate::error::{Error, Result};
 use crate::failure::Ended;
 use crate::report::{Notice, Reporter};
-use crate::supervise::signals::{self, Event, ONE_REQUEST, Signals};
+use crate::supervise::signals::{self, Event, Signals};
 use crate::supervise::{Outcome, backlog};
 
 /// At least so long a machine has to be logged in to, to look around and to answer, however soon it is given up while ranks run.
@@ -237,9 +237,6 @@ impl<'a> Conductor<'a> {
     }
 
     fn stop(&mut self, signal: i32) {
-        if self.stopped_by.is_some_and(|(_, at)| at.elapsed() < ONE_REQUEST) {
-            return;
-        }
         let is_second = self.stopped_by.is_some() || self.phase == Phase::Ending;
         self.stopped_by.get_or_insert((signal, Instant::now()));
         if self.phase != Phase::Running && !is_second {

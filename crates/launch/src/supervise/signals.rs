@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use accelerate_core::signals::Dispositions;
 use rustix::process::{Signal, getpid};
@@ -39,9 +39,9 @@ impl Event {
     }
 }
 
-/// Requests to stop that come so soon after the first one are the same: `timeout` signals its child and then the child's group, and a
-/// session that ends sends `SIGTERM` and `SIGHUP`.
-pub(crate) const ONE_REQUEST: Duration = Duration::from_millis(200);
+/// What other processes send so soon after their first request to stop is the same request: `timeout` signals its child and then the
+/// child's group, and a session that ends sends `SIGTERM` and `SIGHUP`. A key of the terminal is never sent twice.
+const ONE_REQUEST: Duration = Duration::from_millis(200);
 
 const STOPPING: [i32; 4] = [names::SIGINT, names::SIGTERM, names::SIGHUP, names::SIGQUIT];
 const OTHERS: [i32; 6] =
@@ -136,7 +136,9 @@ impl Signals {
 
     pub(crate) fn pending(&mut self) -> Vec<Event> {
         let Self { delivery, is_foreground, requests, stopped_by, .. } = self;
-        let new = delivery.pending().filter(|origin| !requests.is_known(origin.signal, is_own(origin)));
+        let now = Instant::now();
+        let is_new = |origin: &Origin| !requests.is_known(origin.signal, sender(origin), now);
+        let new = delivery.pending().filter(is_new);
         // Keys are signals of the kernel, not of a process, and reach every process in the foreground.
         let new = new.map(|origin| (origin.signal, *is_foreground && origin.process.is_none()));
         let new: Vec<(i32, bool)> = new.collect();
@@ -171,26 +173,54 @@ impl Drop for Signals {
     }
 }
 
-/// The requests to stop that have come, with whether this process has sent them to itself, as an agent does for its launcher.
+/// Who has sent a signal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sender {
+    /// This process, as an agent does for its launcher.
+    Own,
+    Other,
+    /// The kernel, for a key.
+    Kernel,
+}
+
+fn sender(origin: &Origin) -> Sender {
+    match &origin.process {
+        Some(sender) if sender.pid == getpid().as_raw_nonzero().get() => Sender::Own,
+        Some(_) => Sender::Other,
+        None => Sender::Kernel,
+    }
+}
+
+/// The requests to stop that have come, with whether this process has sent them to itself.
 ///
 /// Slurm sends its signal to every process of a job, so it reaches an agent twice: directly, and through the launcher. That is one
 /// request, and no second one that would end everything at once.
 #[derive(Debug, Default)]
-struct Requests(Vec<(i32, bool)>);
-
-impl Requests {
-    /// Is it the same request as one that has come the other way?
-    fn is_known(&mut self, signal: i32, is_own: bool) -> bool {
-        if !STOPPING.contains(&signal) || self.0.contains(&(signal, is_own)) {
-            return false;
-        }
-        self.0.push((signal, is_own));
-        self.0.contains(&(signal, !is_own))
-    }
+struct Requests {
+    came: Vec<(i32, bool)>,
+    /// When another process has asked first.
+    first_of_others: Option<Instant>,
 }
 
-fn is_own(origin: &Origin) -> bool {
-    origin.process.is_some_and(|sender| sender.pid == getpid().as_raw_nonzero().get())
+impl Requests {
+    /// Is it the same request as one that has come before?
+    fn is_known(&mut self, signal: i32, sender: Sender, now: Instant) -> bool {
+        if !STOPPING.contains(&signal) {
+            return false;
+        }
+        if sender == Sender::Other {
+            if self.first_of_others.is_some_and(|at| now.saturating_duration_since(at) < ONE_REQUEST) {
+                return true;
+            }
+            self.first_of_others.get_or_insert(now);
+        }
+        let is_own = sender == Sender::Own;
+        if self.came.contains(&(signal, is_own)) {
+            return false;
+        }
+        self.came.push((signal, is_own));
+        self.came.contains(&(signal, !is_own))
+    }
 }
 
 /// `is_shared`: a rank in the foreground has got it as well, if it came from a key.
@@ -303,13 +333,33 @@ mod tests {
 
     #[test]
     fn a_request_that_comes_both_ways_is_one() {
+        use Sender::{Other, Own};
         let mut requests = Requests::default();
-        assert!(!requests.is_known(names::SIGTERM, false));
-        assert!(requests.is_known(names::SIGTERM, true));
+        let (first, later) = (Instant::now(), Instant::now() + Duration::from_secs(1));
+        assert!(!requests.is_known(names::SIGTERM, Other, first));
+        assert!(requests.is_known(names::SIGTERM, Own, later));
         // From here on there is nothing that it could be the same as.
-        assert!(!requests.is_known(names::SIGTERM, true) && !requests.is_known(names::SIGTERM, false));
-        assert!(!requests.is_known(names::SIGINT, true) && !requests.is_known(names::SIGINT, true));
-        assert!(!requests.is_known(names::SIGUSR1, true) && !requests.is_known(names::SIGUSR1, false));
+        assert!(!requests.is_known(names::SIGTERM, Own, later) && !requests.is_known(names::SIGTERM, Other, later));
+        assert!(!requests.is_known(names::SIGINT, Own, later) && !requests.is_known(names::SIGINT, Own, later));
+        assert!(!requests.is_known(names::SIGUSR1, Own, later) && !requests.is_known(names::SIGUSR1, Other, later));
+    }
+
+    #[test]
+    fn what_comes_in_a_moment_is_one_request_unless_a_key_was_pressed() {
+        let first = Instant::now();
+        let after = |milliseconds| first + Duration::from_millis(milliseconds);
+        let mut requests = Requests::default();
+        let found = [
+            (names::SIGTERM, Sender::Other, 0),
+            (names::SIGTERM, Sender::Other, 0),
+            (names::SIGHUP, Sender::Other, 199),
+            (names::SIGINT, Sender::Kernel, 199),
+            (names::SIGUSR1, Sender::Other, 199),
+            (names::SIGTERM, Sender::Other, 200),
+            (names::SIGTERM, Sender::Other, 201),
+        ]
+        .map(|(signal, sender, at)| requests.is_known(signal, sender, after(at)));
+        assert_eq!(found, [false, true, true, false, false, false, false]);
     }
 
     #[test]
