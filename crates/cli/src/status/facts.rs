@@ -117,6 +117,7 @@ impl RunFacts {
             .zip(&ranks)
             .zip(awaited)
             .map(|((rank, status), awaited)| RankFacts { awaited, ..RankFacts::of(rank, status, now, process) });
+        let ranks = with_stopped_ones(ranks.collect());
         let agents: Vec<AgentFacts> = parts.iter().filter_map(|(info, _)| AgentFacts::of(info)).collect();
         let (launcher, launcher_host) = match &info.part {
             RunPart::Agent { launcher, .. } => (launcher.process_id, Some(in_one_line(&launcher.host))),
@@ -147,7 +148,7 @@ impl RunFacts {
             machines,
             num_machines,
             agents,
-            ranks: ranks.collect(),
+            ranks,
         })
     }
 }
@@ -206,6 +207,18 @@ impl RankFacts {
             last_call,
         }
     }
+}
+
+/// A rank that is stopped inside of a call has come to it, and keeps those waiting that are in theirs.
+fn with_stopped_ones(mut ranks: Vec<RankFacts>) -> Vec<RankFacts> {
+    let waits = |rank: &RankFacts| {
+        let has_waited = rank.call.as_ref().is_some_and(|call| LONG.as_secs_f64() <= call.seconds);
+        has_waited && rank.state == State::Running
+    };
+    if ranks.iter().any(waits) {
+        ranks.iter_mut().filter(|rank| rank.state == State::Stopped).for_each(|rank| rank.awaited = true);
+    }
+    ranks
 }
 
 /// What the kernel says of a process; nothing of one that is gone.
@@ -320,6 +333,23 @@ pub(super) mod tests {
             other => unreachable!("{other} has ended, or is the shell of another one"),
         };
         RunFacts::told(&[(&info(4, 4, RunPart::Launcher), ranks.into())], 10 * SECOND, &process).unwrap()
+    }
+
+    /// `kill -STOP` in the middle of a call: whoever asks for those that are awaited finds it.
+    #[test]
+    fn a_rank_that_is_stopped_in_a_call_is_awaited_by_those_in_theirs() {
+        let rank = |state, seconds: f64| {
+            let call = CallFacts { op: "all_reduce".to_owned(), number: 2, site: None, seconds };
+            let mut run = run();
+            RankFacts { state, call: Some(call), awaited: false, ..run.ranks.swap_remove(1) }
+        };
+        let long = LONG.as_secs_f64();
+        for (seconds, other, wanted) in
+            [(long, State::Running, true), (long, State::Stopped, false), (0.0, State::Running, false)]
+        {
+            let ranks = with_stopped_ones(vec![rank(State::Stopped, long), rank(other, seconds)]);
+            assert_eq!(ranks[0].awaited, wanted, "{seconds} {other:?}");
+        }
     }
 
     #[test]

@@ -178,8 +178,9 @@ fn doing(rank: &RankFacts) -> (String, Option<f64>) {
 /// What the table means, and what is not in it.
 fn notes(run: &RunFacts) -> String {
     let mut notes = String::new();
-    let awaited = awaited(run);
-    match awaited.as_slice() {
+    // One that is stopped in a call has come to it, and is told of below.
+    let missing = run.ranks.iter().filter(|rank| rank.awaited && rank.call.is_none()).map(|rank| rank.rank);
+    match missing.collect::<Vec<_>>().as_slice() {
         [] => {}
         [one] => {
             let _ = writeln!(notes, "Others wait for rank {one}: it has not come to the call that they are in.");

@@ -45,6 +45,11 @@ pub(crate) enum EnvironmentErrorKind {
     )]
     FewerProcessesThanNodes { num_processes: usize, num_nodes: usize },
     #[error(
+        "{variable} says that job {job_id} has {num_nodes} nodes, and SLURM_JOB_NODELIST does not say which; start within the job, or \
+         unset the variables of Slurm to start processes on this machine alone"
+    )]
+    NoNodeList { job_id: String, variable: &'static str, num_nodes: usize },
+    #[error(
         "the {all} GPUs of the Slurm job (SLURM_GPUS) are not shared evenly by its {num_nodes} nodes{}, so how many processes each \
          node gets is not known; ask Slurm for --gpus-per-node, or say --num_processes or --hosts",
         here.map(|here| format!(", of which this one has {here}")).unwrap_or_default()

@@ -85,7 +85,8 @@ pub fn is_in_step(lookup: &dyn Fn(&str) -> Option<String>) -> bool {
 ///
 /// # Errors
 ///
-/// [`Error::is_environment`]: a host list or a number that is none, and fewer processes than machines.
+/// [`Error::is_environment`]: a host list or a number that is none, several nodes without a list
+/// of them, and fewer processes than machines.
 ///
 /// ```
 /// use accelerate_core::slurm::allocation;
@@ -110,7 +111,17 @@ pub fn allocation(
     if variables.step().is_some() {
         return Ok(None);
     }
-    let Some(names) = variables.hosts(&["SLURM_JOB_NODELIST", "SLURM_NODELIST"])? else { return Ok(None) };
+    let Some(names) = variables.hosts(&["SLURM_JOB_NODELIST", "SLURM_NODELIST"])? else {
+        let count = |variable| Some((variable, variables.text(variable)?.parse::<usize>().ok()?));
+        let counted = ["SLURM_JOB_NUM_NODES", "SLURM_NNODES"].into_iter().find_map(count);
+        return match counted {
+            // The others would stay idle, and nobody would know.
+            Some((variable, num_nodes)) if num_nodes > 1 => {
+                Err(Kind::NoNodeList { job_id, variable, num_nodes }.into())
+            }
+            _ => Ok(None),
+        };
+    };
     let (counts, per_node) = match num_processes {
         Some(num_processes) => (divided(num_processes, names.len())?, PerNode::Said),
         None => counts(variables, names.len(), use_cpu)?,

@@ -177,6 +177,20 @@ fn a_job_that_is_queued_again_gets_a_signal_before_the_ranks_look_at_the_clock()
     assert!(late.contains("--signal=B:USR1@65535\n"), "{late}");
 }
 
+/// A shell with some of the variables of a job: the other node would stay idle without a word.
+#[rstest]
+#[case("SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=2", true)]
+#[case("SLURM_JOB_ID=7 SLURM_NNODES=2 SLURM_NODELIST=", true)]
+#[case("SLURM_JOB_ID=7 SLURM_JOB_NUM_NODES=1", false)]
+#[case("SLURM_JOB_ID=7", false)]
+#[case("SLURM_JOB_NUM_NODES=2", false)]
+fn several_nodes_without_their_names_are_an_error(#[case] variables: &str, #[case] is_error: bool) {
+    let found = allocation(&lookup(variables), None, false);
+    let says =
+        |error: &accelerate_core::Error| error.is_environment() && error.to_string().contains("SLURM_JOB_NODELIST");
+    assert!(found.as_ref().is_err_and(says) == is_error && (is_error || found.unwrap().is_none()));
+}
+
 /// What ends before its time and is not queued again must not look as if it were done. The launch ends well when it is told of its time.
 #[rstest]
 #[case::queued("exit 0", 0, "it is queued again")]
