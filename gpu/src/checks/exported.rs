@@ -1,5 +1,6 @@
 //! Models of Python that AOTInductor has compiled to machine code, for training and for inference.
 
+use std::path::Path;
 use std::process::Command;
 
 use accelerate::DynamoBackend;
@@ -9,6 +10,7 @@ use accelerate::tch::{Kind, Tensor, no_grad};
 use accelerate_launch::{Limits, ask};
 use anyhow::{Context as _, Result, ensure};
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use crate::check::{Context, Found, NO_PYTHON, printed_by};
 use crate::models::{ROWS, tokens};
@@ -29,6 +31,23 @@ fn compiler() -> Option<String> {
     output.status.success().then_some(name)
 }
 
+/// What `accelerate export-model exported:Trained --inputs 'int64[rows,8]' 'int64[rows,8]'` tells that program.
+fn order(output: &str, device: &str, failure: &Path) -> Value {
+    let rows = json!({ "dtype": "int64", "is_whole": true, "sizes": [6, 8], "count": 48, "names": { "0": "rows" } });
+    let described = json!({ "dtype": "int64", "shape": [-1, 8] });
+    json!({
+        "module": "exported",
+        "function": "Trained",
+        "inputs": [rows, rows],
+        "integers": 2,
+        "output": output,
+        "device": device,
+        "torch_version": "2.11.0",
+        "failure": failure,
+        "signature": { "version": 1, "inputs": [described, described] },
+    })
+}
+
 /// Compiled code adds up in another order: 1e-6 of a loss of 5 in each step, and of logits. Another gradient shows at 1e-2.
 pub(crate) fn trains(context: &Context<'_>) -> Result<Found> {
     if compiler().is_none() {
@@ -39,12 +58,16 @@ pub(crate) fn trains(context: &Context<'_>) -> Result<Found> {
     let (file, inference_file) = (package.to_str(), for_inference.to_str());
     let (file, inference_file) = file.zip(inference_file).context("the folder is no text")?;
     let Some(mut export) = context.python_program(PROGRAM)? else { return Found::not_here(NO_PYTHON) };
-    export.args(["exported:Trained", "--inputs", "int64[rows,8]", "int64[rows,8]", "--output", file]);
-    export.args(["--device", context.device_name(), "--torch_version", "2.11.0"]);
+    let failure = path("failure.json");
+    export.arg(order(file, context.device_name(), &failure).to_string());
     // Compilers take most of the time, and use one core each.
     eprintln!("export_model.py and exported.py compile packages, side by side");
     let (exported, wanted) = std::thread::scope(|scope| {
-        let exported = scope.spawn(|| printed_by(&mut export, "export_model.py"));
+        let exported = scope.spawn(|| {
+            // What went wrong is in a file, for the command that usually runs it.
+            printed_by(&mut export, "export_model.py")
+                .with_context(|| std::fs::read_to_string(&failure).unwrap_or_default())
+        });
         let wanted = context.python("exported.py", &["--output", inference_file]);
         (exported.join(), wanted)
     });
@@ -82,4 +105,25 @@ pub(crate) fn trains(context: &Context<'_>) -> Result<Found> {
     let logits = Vec::<f64>::try_from(logits.f_to_device(accelerate::tch::Device::Cpu)?)?;
     let inference = context.all_close("logit", &logits, &wanted.logits, 1e-4)?;
     Found::figure(format!("{} steps within {training:.1e} of Python, logits {inference:.1e}", losses.len()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The program runs here only where there is Python, so a change of what it takes would be seen late.
+    #[test]
+    fn the_program_is_told_what_it_takes() {
+        let order = order("model.pt2", "cpu", Path::new("failure.json"));
+        let taken = PROGRAM.split_once("def main(").and_then(|(_, rest)| rest.split_once(", **_)"));
+        let taken: Vec<&str> = taken.map_or_else(Vec::new, |(names, _)| names.split(", ").collect());
+        assert!(taken.len() > 5 && taken.iter().chain(&["failure"]).all(|name| order.get(name).is_some()), "{taken:?}");
+        let of_inputs = ["dtype", "is_whole", "sizes", "count", "names"];
+        for name in of_inputs {
+            assert!(
+                PROGRAM.contains(&format!("given[\"{name}\"]")) && order["inputs"][0].get(name).is_some(),
+                "{name}"
+            );
+        }
+    }
 }
