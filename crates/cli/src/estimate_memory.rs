@@ -59,7 +59,10 @@ use crate::settings::{Selection, SettingFlags};
         --sequence_length 1024 --flops 312T --bandwidth 100Gbit\n  \
     What stays in memory if parameters and Adam's state are files on a fast disk, and what the disk must hold:\n    \
       accelerate estimate-memory models/bert-base-cased --plan --num_processes 4 --zero_stage 3 \\\n      \
-        --offload_optimizer_device nvme --offload_param_device nvme\n\n\
+        --offload_optimizer_device nvme --offload_param_device nvme\n  \
+    What each axis of a mesh divides: four ranks compute each layer together, and pairs of those shard what each has. Without\n  \
+    --num_processes there are as many ranks as the axes have:\n    \
+      accelerate estimate-memory models/llama --plan --parallelism_config_tp_size 4 --parallelism_config_dp_shard_size 2\n\n\
     Variables: HF_ENDPOINT (another server), HF_HOME and HF_HUB_CACHE (the cache), HF_HUB_OFFLINE=1 (no network), HF_TOKEN\n\
     (sent to that server only), HF_HUB_DOWNLOAD_TIMEOUT (seconds for one request, 30 if it is not set), HTTPS_PROXY.\n\n\
     Every flag may also be spelled with - instead of _ (--num-processes).\n\n\

@@ -157,10 +157,11 @@ impl fmt::Display for Notice {
             ),
             Self::StoppingAtOnce { signal, num_running } => write!(
                 f,
-                "{} received after another request to end; {} that {} still running killed",
+                "{} received after another request to end; {} that {} still running {} killed",
                 signal_name(*signal),
                 counted(*num_running, "rank"),
-                if *num_running == 1 { "was" } else { "were" }
+                if *num_running == 1 { "was" } else { "were" },
+                if *num_running == 1 { "is" } else { "are" }
             ),
             Self::ProgramChosen(choice) => write!(f, "{choice}"),
             Self::OnMachine { machine, text } => write!(f, "{machine}: {}", in_one_line(text)),
@@ -170,9 +171,13 @@ impl fmt::Display for Notice {
             }
             Self::WaitingForLeftovers { processes, time_left } => write!(
                 f,
-                "waiting for {}, which ranks had started and left behind: asked to end, and killed in {:.0} s; SIGINT or SIGTERM \
-                 kills at once",
+                "waiting for {}, which ranks have started and left behind; {} in {:.0} s, or at once by SIGINT or SIGTERM",
                 listed(processes),
+                if processes.len() == 1 {
+                    "it was asked to end, and is killed"
+                } else {
+                    "they were asked to end, and are killed"
+                },
                 time_left.as_secs_f64()
             ),
             Self::LeftoversEnded { num_processes } => {

@@ -132,7 +132,7 @@ fn a_second_interrupt_does_not_wait() {
     assert!(status.code() == Some(130) || status.signal() == Some(Signal::INT.as_raw()), "{status}");
     let told = stderr.lines().map(Result::unwrap).collect::<Vec<_>>().join("\n");
     assert!(
-        told.contains("SIGINT received after another request to end; 2 ranks that were still running killed"),
+        told.contains("SIGINT received after another request to end; 2 ranks that were still running are killed"),
         "{told}"
     );
     witness.expect_nobody_survives();

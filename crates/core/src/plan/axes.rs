@@ -27,7 +27,7 @@ pub struct AxisBytes {
     pub axes: Vec<Axis>,
     /// Along all of them.
     pub num_ranks: usize,
-    /// What ranks along it have of each other's work.
+    /// What ranks along these axes are there for.
     pub use_of_ranks: UseOfRanks,
     /// Bytes of parameters, gradients and what Adam keeps (wherever they are kept) that a rank would hold without these axes and those
     /// above them in the mesh.

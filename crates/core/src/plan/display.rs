@@ -58,7 +58,11 @@ impl fmt::Display for Along<'_> {
         let Self(plan, mesh) = self;
         let axes = plan.bytes_per_axis(mesh);
         if !axes.is_empty() {
-            writeln!(f, "  mesh of {} ranks: {mesh}; of parameters, gradients and Adam's state", mesh.world_size())?;
+            writeln!(
+                f,
+                "  mesh of {} ranks: {mesh}; a model is its parameters, gradients and Adam's state",
+                mesh.world_size()
+            )?;
         }
         axes.iter().try_for_each(|axis| writeln!(f, "    {axis}"))
     }
