@@ -22,13 +22,13 @@ pub enum Manifest {
 ///
 /// ```
 /// use accelerate_core::kubernetes::{ClusterJob, Manifest};
-/// let job = ClusterJob { program: "train".to_owned(), num_nodes: 2, image: "registry/train:1".to_owned(), ..Default::default() };
+/// let job = ClusterJob { name: "train".to_owned(), num_nodes: 2, image: "registry/train:1".to_owned(), ..Default::default() };
 /// assert!(job.manifest(Manifest::JobSet).starts_with("apiVersion: jobset.x-k8s.io/v1alpha2\nkind: JobSet\n"));
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterJob {
-    /// What the program is called; the job is called after it.
-    pub program: String,
+    /// What the job is called, as far as [`job_name`] lets it.
+    pub name: String,
     /// The image of the containers, which has to have `accelerate` and the program.
     pub image: String,
     /// How many pods there are.
@@ -45,6 +45,9 @@ pub struct ClusterJob {
 
 /// The port at which ranks meet in a cluster, where each pod has an address of its own.
 const PORT: u16 = 29_500;
+/// The volume through which processes of a pod exchange data, as NCCL's do. Without one they have 64 MiB, which is too little for
+/// several GPUs.
+const SHARED_MEMORY: &str = "shared-memory";
 /// With what Kubernetes adds, a name has at most 63 characters.
 const LONGEST_NAME: usize = 40;
 /// Names of pods are known some time after the pods run. `$0` is that of rank 0's.
@@ -95,7 +98,7 @@ impl ClusterJob {
 
     /// The text of the manifest, as YAML.
     pub fn manifest(&self, kind: Manifest) -> String {
-        let name = name(&self.program);
+        let name = job_name(&self.name);
         let manifest = match kind {
             Manifest::JobSet => json!({
                 "apiVersion": "jobset.x-k8s.io/v1alpha2",
@@ -131,6 +134,7 @@ impl ClusterJob {
             "command": self.command(&machines),
             "env": self.variables([rank, restarts()], name),
             "ports": [{"containerPort": PORT}],
+            "volumeMounts": [{"mountPath": "/dev/shm", "name": SHARED_MEMORY}],
         });
         if let (Some(resources), Some(container)) = (self.resources(), container.as_object_mut()) {
             container.insert("resources".to_owned(), resources);
@@ -140,7 +144,11 @@ impl ClusterJob {
             "completionMode": "Indexed",
             "completions": self.num_nodes,
             "parallelism": self.num_nodes,
-            "template": {"spec": {"containers": [container], "restartPolicy": "Never"}},
+            "template": {"spec": {
+                "containers": [container],
+                "restartPolicy": "Never",
+                "volumes": [{"emptyDir": {"medium": "Memory"}, "name": SHARED_MEMORY}],
+            }},
         });
         json!({
             "failurePolicy": {"maxRestarts": self.max_restarts},
@@ -221,13 +229,17 @@ fn secret(name: &str) -> Value {
     })
 }
 
-/// A name that Kubernetes takes: small letters, digits and dashes, with a letter first and no dash last.
-fn name(program: &str) -> String {
+/// A name that Kubernetes takes, made of this one: small letters, digits and dashes, with a letter first and no dash last.
+///
+/// ```
+/// assert_eq!(accelerate_core::kubernetes::job_name("My_Program.py"), "my-program-py");
+/// ```
+pub fn job_name(name: &str) -> String {
     let plain = |character: char| match character.to_ascii_lowercase() {
         letter @ ('a'..='z' | '0'..='9') => letter,
         _ => '-',
     };
-    let name: String = program.chars().map(plain).collect();
+    let name: String = name.chars().map(plain).collect();
     let name = name.trim_start_matches(|character: char| !character.is_ascii_lowercase());
     let name = name.get(..LONGEST_NAME).unwrap_or(name).trim_end_matches('-');
     if name.is_empty() { "accelerate".to_owned() } else { name.to_owned() }

@@ -6,7 +6,7 @@ mod hosts;
 mod job;
 
 pub use allocation::{Allocation, Node, PerNode, allocation, is_in_step};
-pub use batch::BatchJob;
+pub use batch::{BatchJob, job_name};
 pub use hosts::expand_hosts;
 pub use job::Job;
 

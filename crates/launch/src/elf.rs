@@ -14,6 +14,10 @@ use std::os::unix::fs::FileExt;
 /// Of the header, what says for which kind of machine the file is.
 const TARGET_BYTES: usize = 20;
 const HEADER_BYTES: usize = 64;
+/// The form, its width, and its order of bytes.
+const FORM: &[u8] = b"\x7fELF\x02\x01";
+/// The kinds of files that are run: those at a fixed address, and those that may be anywhere.
+const PROGRAMS: [u64; 2] = [2, 3];
 const SEGMENT_BYTES: usize = 56;
 /// The kind of a segment that is loaded.
 const LOAD: u64 = 1;
@@ -83,6 +87,22 @@ impl fmt::Display for Target {
     }
 }
 
+/// Is there all of the file that the kernel would load? Of one with damaged parts it would say that it is no program, and a shell would
+/// read it as a script. A file of another form, or of another width or order of bytes, is not looked at.
+pub(crate) fn is_whole(file: &File) -> io::Result<bool> {
+    let num_bytes = file.metadata()?.len();
+    let header = bytes_at(file, 0, HEADER_BYTES).unwrap_or_default();
+    if !header.starts_with(FORM) {
+        return Ok(true);
+    }
+    let is_program = PROGRAMS.contains(&number(&header, 16, 2)) && number(&header, 54, 2) == SEGMENT_BYTES as u64;
+    let Ok(segments) = segments(file, &header) else { return Ok(false) };
+    let is_there =
+        |segment: &Segment| segment.offset.checked_add(segment.num_bytes).is_some_and(|end| end <= num_bytes);
+    let mut loaded = segments.iter().filter(|segment| segment.kind == LOAD).peekable();
+    Ok(is_program && loaded.peek().is_some() && loaded.all(is_there))
+}
+
 /// What a program asks the loader for.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Dynamic {
@@ -97,13 +117,10 @@ pub(crate) struct Dynamic {
 /// What this file says; `None` for a file of another form, such as a script, and for a program that needs no loader.
 pub(crate) fn dynamic(file: &File) -> io::Result<Option<Dynamic>> {
     let header = bytes_at(file, 0, HEADER_BYTES).unwrap_or_default();
-    // The form, its width, and its order of bytes.
-    if !header.starts_with(b"\x7fELF\x02\x01") || number(&header, 54, 2) != SEGMENT_BYTES as u64 {
+    if !header.starts_with(FORM) || number(&header, 54, 2) != SEGMENT_BYTES as u64 {
         return Ok(None);
     }
-    let num_segments = usize::try_from(number(&header, 56, 2)).map_err(io::Error::other)?;
-    let table = bytes_at(file, number(&header, 32, 8), num_segments * SEGMENT_BYTES)?;
-    let segments: Vec<Segment> = table.chunks_exact(SEGMENT_BYTES).map(Segment::read).collect();
+    let segments = segments(file, &header)?;
     let Some(found) = segments.iter().find(|segment| segment.kind == DYNAMIC) else { return Ok(None) };
     let num_bytes = usize::try_from(found.num_bytes).ok().filter(|number| *number <= MOST_DYNAMIC_BYTES);
     let section = bytes_at(file, found.offset, num_bytes.ok_or_else(nonsense)?)?;
@@ -136,6 +153,12 @@ impl Segment {
             num_bytes: number(bytes, 32, 8),
         }
     }
+}
+
+fn segments(file: &File, header: &[u8]) -> io::Result<Vec<Segment>> {
+    let num_segments = usize::try_from(number(header, 56, 2)).map_err(io::Error::other)?;
+    let table = bytes_at(file, number(header, 32, 8), num_segments * SEGMENT_BYTES)?;
+    Ok(table.chunks_exact(SEGMENT_BYTES).map(Segment::read).collect())
 }
 
 fn offset_of(segments: &[Segment], address: u64) -> Option<u64> {
@@ -221,6 +244,29 @@ pub(crate) mod tests {
         let needed = ["libtorch_cpu.so", "libc.so.6"].map(OsString::from).to_vec();
         let wanted = Dynamic { needed, rpath: Some("/c".into()), runpath: Some("/a:/b".into()) };
         assert_eq!(read(&file).unwrap(), Some(wanted));
+    }
+
+    #[test]
+    fn a_program_that_is_cut_off_or_damaged_is_not_whole() {
+        let mut own = std::fs::read("/proc/self/exe").unwrap();
+        let is_whole = |bytes: &[u8]| {
+            let mut file = tempfile::tempfile().unwrap();
+            file.write_all(bytes).unwrap();
+            super::is_whole(&file).unwrap()
+        };
+        assert!(is_whole(&own) && is_whole(b"#!/bin/sh\n") && is_whole(b""));
+        for num_bytes in [64, 100, 4096] {
+            assert!(!is_whole(&own[..num_bytes]), "{num_bytes}");
+        }
+        // The kind of file, the size of an entry, and the number of them.
+        for at in [16, 54, 56] {
+            let byte = std::mem::replace(&mut own[at], 0);
+            assert!(!is_whole(&own), "{at}");
+            own[at] = byte;
+        }
+        // An address of the table where nothing is.
+        own[39] = 0x7f;
+        assert!(!is_whole(&own));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use rustix::fs::{Access, access};
 
 use crate::cargo::Project;
 use crate::config::Program;
-use crate::elf::Target;
+use crate::elf::{self, Target};
 use crate::error::{Error, Result};
 
 /// Where programs and interpreters are looked for.
@@ -142,6 +142,9 @@ fn check_form(path: &Path) -> Result<()> {
         (Some(found), Some(own)) if !own.may_run(found) && !is_emulating(Path::new(EMULATORS)) => refused(format!(
             "it is a program for {found}, and this machine is {own}; build it for this one, or name one that is"
         )),
+        (Some(found), Some(own)) if own == found && elf::is_whole(&file).is_ok_and(|is_whole| !is_whole) => {
+            refused("it is damaged, perhaps because it is cut off; build or copy it again".to_owned())
+        }
         _ => Ok(()),
     }
 }
@@ -375,7 +378,9 @@ mod tests {
         assert!(check(b"").unwrap_err().ends_with("build or copy it again"));
         assert!(check(&header(2, 1, other)[..10]).unwrap_err().contains("it is cut off"));
         assert!(check(b"echo a script without a first line\n").is_ok());
-        assert!(check(&std::fs::read("/bin/sh").unwrap()).is_ok());
+        let whole = std::fs::read("/bin/sh").unwrap();
+        assert!(check(&whole).is_ok());
+        assert!(check(&whole[..whole.len() / 2]).unwrap_err().contains("it is damaged, perhaps because it is cut off"));
         let of_another = check(&header(2, 1, other));
         match is_emulating(Path::new(EMULATORS)) {
             true => assert_eq!(of_another, Ok(())),

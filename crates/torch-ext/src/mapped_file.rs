@@ -128,8 +128,9 @@ impl MappedFile {
     }
 }
 
-/// What is looked at once stays in the first cache of a core meanwhile; twice as fast as with blocks that do not.
-const MAPPED_BLOCK_BYTES: usize = 8 << 10;
+/// A page. What is looked at once stays in the first cache of a core meanwhile: 12 ms for 256 MiB on a Zen 4, where 8 KiB take 16 ms,
+/// 2 KiB 21 ms and 128 KiB 27 ms.
+const MAPPED_BLOCK_BYTES: usize = 4 << 10;
 /// Each is a call of the kernel.
 const READ_BLOCK_BYTES: usize = 128 << 10;
 

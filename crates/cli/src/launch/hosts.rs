@@ -113,7 +113,7 @@ pub(super) fn configured(config: LaunchConfig, run: &RunConfig) -> LaunchConfig 
 }
 
 /// The name that this machine has for itself.
-fn this_machine() -> String {
+pub(super) fn this_machine() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
 }
 

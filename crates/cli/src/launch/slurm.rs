@@ -15,7 +15,7 @@ use accelerate_core::config::{RunConfig, Sources, settings};
 use accelerate_core::files::in_one_line;
 use accelerate_core::kubernetes::Manifest;
 use accelerate_core::settings::{Origin, Setting};
-use accelerate_core::slurm::BatchJob;
+use accelerate_core::slurm::{BatchJob, job_name};
 use clap::{Args, ValueEnum};
 
 use crate::env::is_secret;
@@ -35,6 +35,10 @@ pub(super) struct ClusterFlags {
     /// How many machines the job gets. Default: --num_machines.
     #[arg(long, value_name = "N", value_parser = count)]
     nodes: Option<u32>,
+
+    /// What the job is called. Default: as the program.
+    #[arg(long = "job_name", alias = "job-name", value_name = "NAME")]
+    job_name: Option<String>,
 
     /// How many GPUs each machine of the job has to have; each gets a process.
     #[arg(long = "gpus_per_node", alias = "gpus-per-node", value_name = "N", value_parser = count)]
@@ -94,6 +98,7 @@ impl ClusterFlags {
     pub(super) fn check(&self) -> Result<(), WithoutJob> {
         let said = [
             ("--nodes", self.nodes.is_some()),
+            ("--job_name", self.job_name.is_some()),
             ("--gpus_per_node", self.gpus_per_node.is_some()),
             ("--time", self.time.is_some()),
             ("--partition", self.partition.is_some()),
@@ -115,12 +120,21 @@ impl ClusterFlags {
         self.gpus_per_node.and_then(|count| usize::try_from(count).ok())
     }
 
+    /// What the job is called, of which `usable` makes a name that the cluster takes.
+    fn name(&self, program: &[OsString], usable: fn(&str) -> String) -> Result<String, NoName> {
+        match &self.job_name {
+            None => Ok(program_name(program)),
+            Some(name) if usable(name) == *name => Ok(name.clone()),
+            Some(name) => Err(NoName { found: name.clone(), usable: usable(name) }),
+        }
+    }
+
     fn script(&self, run: &RunConfig, words: &[OsString], program: &[OsString]) -> Result<String, Box<dyn Error>> {
         if self.image.is_some() {
             return Err(ForOther { flag: "--image", it: "Kubernetes" }.into());
         }
         let job = BatchJob {
-            name: program_name(program),
+            name: self.name(program, job_name)?,
             num_nodes: self.num_nodes(run),
             num_processes: run.cluster.num_processes,
             gpus_per_node: self.num_gpus(),
@@ -133,6 +147,14 @@ impl ClusterFlags {
         };
         Ok(job.script()?)
     }
+}
+
+/// A name that was said, and that the cluster does not take.
+#[derive(Debug, thiserror::Error)]
+#[error("--job_name {found:?} is no name that the cluster takes; {usable} is one")]
+struct NoName {
+    found: String,
+    usable: String,
 }
 
 /// Numbers that the launch within the job would refuse, after the job has waited for its turn.
@@ -233,10 +255,15 @@ pub(super) fn run(
     };
     match (check_numbers(flags, run).map_err(Box::from).and_then(|()| text()), flags.emit) {
         (Ok(text), Some(_)) => Ok(crate::print_result(&text).map(|()| ExitCode::SUCCESS)?),
-        (Ok(script), None) => follow::submit_and_follow(&script, is_quiet),
-        (Err(error), _) => {
-            crate::print_error(super::SPEAKER, error.as_ref(), &error.to_string());
-            Ok(ExitCode::from(2))
-        }
+        (Ok(script), None) => Ok(follow::submit_and_follow(&script, is_quiet).unwrap_or_else(|error| {
+            let code = error.downcast_ref().map_or(1, tools::SlurmError::exit_code);
+            failed(error.as_ref(), code)
+        })),
+        (Err(error), _) => Ok(failed(error.as_ref(), 2)),
     }
+}
+
+fn failed(error: &dyn Error, code: u8) -> ExitCode {
+    crate::print_error(super::SPEAKER, error, &error.to_string());
+    ExitCode::from(code)
 }

@@ -31,6 +31,22 @@ fn a_launch_becomes_a_manifest(#[case] format: &str, #[case] kind: &str, #[case]
     }
 }
 
+#[rstest]
+#[case("kubernetes")]
+#[case("trainjob")]
+#[case("slurm")]
+fn a_job_has_the_name_that_it_is_given(#[case] format: &str) {
+    let image: &[&str] = if format == "slurm" { &[] } else { &["--image", "i"] };
+    let given = |name: &str| emitted(&[&["--emit", format, "--job-name", name][..], image, &["bin/train"]].concat());
+    let manifest = given("run-7");
+    manifest.expect(0, &[]);
+    let line = if format == "slurm" { "#SBATCH --job-name=run-7\n" } else { "metadata:\n  name: run-7\n" };
+    assert!(manifest.stdout.contains(line), "{manifest:?}");
+    // The flag is about the job, so the launches in it do not get it.
+    assert_eq!(manifest.stdout.matches("--job-name").count(), usize::from(format == "slurm"), "{manifest:?}");
+    given("run 7").expect(2, &["--job_name \"run 7\" is no name that the cluster takes"]);
+}
+
 /// Pods have neither the files nor the variables of whoever writes the manifest.
 #[rstest]
 #[case("kubernetes")]

@@ -265,6 +265,10 @@ fn flags_about_a_job_without_a_job_are_refused() {
     };
     check(&["--nodes", "2"], 2, &["--nodes is about a job of a cluster; say --slurm to submit one"]);
     check(&["--emit", "slurm", "--time", "1 day"], 2, &["--time \"1 day\" cannot stand in a batch script"]);
+    check(&["--job_name", "x"], 2, &["--job_name is about a job of a cluster"]);
+    check(&["--emit", "slurm", "--job_name", "a run"], 2, &["--job_name \"a run\"", "a_run is one"]);
+    check(&["--emit", "slurm", "--job_name", ""], 2, &["--job_name \"\"", "accelerate is one"]);
+    check(&["--emit", "slurm", "--job_name", "v2_Run"], 0, &[]);
     check(&["--slurm", "--nodes", "0"], 2, &["--nodes"]);
     check(&["--slurm", "--nodes", "3", "--num_machines", "2"], 2, &["--nodes is 3 and num_machines is 2; leave one"]);
     check(&["--emit", "slurm", "--nodes", "3", "--num_processes", "2"], 2, &["the job has 3 nodes; use at least one"]);
@@ -276,7 +280,7 @@ fn flags_about_a_job_without_a_job_are_refused() {
     }
     check(&["--slurm", "--machine_rank", "1", "--num_machines", "2"], 2, &[&format!("--machine_rank{elsewhere}")]);
     check(&["--slurm", "--dry_run"], 2, &["--dry_run"]);
-    check(&["--slurm"], 1, &["sbatch cannot be run, and it is Slurm's"]);
+    check(&["--slurm"], 127, &["sbatch cannot be run, and it is Slurm's"]);
 }
 
 /// What takes the place of `sbatch` takes the job, and does not say so in time.

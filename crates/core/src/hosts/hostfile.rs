@@ -26,7 +26,7 @@ impl Hosts {
         let mut list = Vec::new();
         let text = text.strip_prefix('\u{feff}').unwrap_or(text);
         for (index, line) in text.lines().enumerate() {
-            let line = line.split('#').next().unwrap_or_default();
+            let line = joined(line.split('#').next().unwrap_or_default());
             let place = format!("{}:{}", path.shown(), index + 1);
             let mut words = line.split_whitespace();
             let Some(first) = words.next() else { continue };
@@ -47,4 +47,9 @@ impl Hosts {
         }
         Self::new(list, &path.shown().to_string())
     }
+}
+
+/// The line with `slots = 4` as one word, as Open MPI reads it.
+fn joined(line: &str) -> String {
+    line.split('=').map(str::trim).collect::<Vec<_>>().join("=")
 }

@@ -16,8 +16,9 @@ pub struct Allocation {
     pub nodes: Vec<Node>,
     /// What the numbers of processes come from.
     pub per_node: PerNode,
-    /// The only machine is the one that this process runs on.
-    pub is_here: bool,
+    /// What Slurm calls the machine that this process runs on. It does not say so to the shell of `salloc`, which is on a login node
+    /// unless the site has it otherwise.
+    pub own_node: Option<String>,
 }
 
 /// A machine of an allocation.
@@ -57,6 +58,12 @@ impl Allocation {
     /// How many processes there are.
     pub fn num_processes(&self) -> usize {
         self.nodes.iter().map(|node| node.num_processes).sum()
+    }
+
+    /// Is its only machine this one, which has the name `this_machine` for itself?
+    pub fn is_on(&self, this_machine: &str) -> bool {
+        let own = self.own_node.as_deref().unwrap_or(this_machine);
+        matches!(&*self.nodes, [node] if node.name == own)
     }
 }
 
@@ -129,10 +136,9 @@ pub fn allocation(
     if counts.iter().try_fold(0_usize, |sum, count| sum.checked_add(*count)).is_none_or(|sum| sum > MAX_WORLD_SIZE) {
         return Err(Kind::TooManyProcesses { job_id, most: MAX_WORLD_SIZE }.into());
     }
-    // The shell of `salloc` is on a login node, unless the site has it otherwise.
-    let is_here = names.len() == 1 && variables.text("SLURMD_NODENAME").is_some_and(|here| here == names[0]);
+    let own_node = variables.text("SLURMD_NODENAME");
     let nodes = names.into_iter().zip(counts).map(|(name, num_processes)| Node { name, num_processes }).collect();
-    Ok(Some(Allocation { job_id, nodes, per_node, is_here }))
+    Ok(Some(Allocation { job_id, nodes, per_node, own_node }))
 }
 
 fn divided(num_processes: usize, num_nodes: usize) -> Result<Vec<usize>> {

@@ -112,7 +112,12 @@ fn checked<'a>(flag: &'static str, value: &'a str, wanted: &'static str) -> Resu
     }
 }
 
-fn job_name(name: &str) -> String {
+/// The name with `_` for every character that Slurm does not take in one.
+///
+/// ```
+/// assert_eq!(accelerate_core::slurm::job_name("a run"), "a_run");
+/// ```
+pub fn job_name(name: &str) -> String {
     let is_plain = |character: char| character.is_ascii_alphanumeric() || "_-.".contains(character);
     let name: String = name.chars().map(|character| if is_plain(character) { character } else { '_' }).collect();
     if name.is_empty() { "accelerate".to_owned() } else { name }

@@ -76,6 +76,7 @@ fn a_name_of_256_letters_is_refused() {
 #[case("a slots=4\nb slots=2\n", "a=4 b=2")]
 #[case("# all\r\n\r\n  a:4   # the first\r\n\tb\r\n", "a=4 b")]
 #[case("a slots=2 max_slots=8\nb max-slots=3", "a=2 b")]
+#[case::blanks_around_the_sign("a slots = 4 max_slots =8\nb slots= 2\n", "a=4 b=2")]
 #[case::a_mark_of_the_order_of_bytes("\u{feff}localhost slots=2\n", "localhost=2")]
 fn what_a_host_file_says(#[case] text: &str, #[case] expected: &str) {
     assert_eq!(shown(&Hosts::parse_file(text, "hosts".as_ref()).unwrap()), expected);
@@ -85,6 +86,7 @@ fn what_a_host_file_says(#[case] text: &str, #[case] expected: &str) {
 #[case::empty("", "hosts names no machine")]
 #[case::comments("# a slots=2\n", "hosts names no machine")]
 #[case::zero("a slots=0", "hosts:1: \"slots=0\"")]
+#[case::no_number("a slots =", "hosts:1: \"slots=\"")]
 #[case::word("\na slot=2", "hosts:2: \"slot=2\" means nothing")]
 #[case::two_numbers("a:2 slots=3", "hosts:1: \"slots=3\" means nothing")]
 #[case::twice("a slots=1\n\na slots=1", "host a is there twice")]

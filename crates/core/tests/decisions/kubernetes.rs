@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 fn job() -> ClusterJob {
     ClusterJob {
-        program: "train".to_owned(),
+        name: "train".to_owned(),
         image: "registry.example/train:1".to_owned(),
         num_nodes: 2,
         gpus_per_node: Some(8),
@@ -47,7 +47,7 @@ fn check_keys(object: &Value, known: &[&str], needed: &[&str]) {
     assert!(needed.iter().all(|key| keys.contains(key)), "{keys:?}");
 }
 
-const CONTAINER: [&str; 7] = ["args", "command", "env", "image", "name", "ports", "resources"];
+const CONTAINER: [&str; 8] = ["args", "command", "env", "image", "name", "ports", "resources", "volumeMounts"];
 
 #[test]
 fn a_job_set_has_the_keys_and_types_of_its_schema() {
@@ -88,6 +88,10 @@ fn a_job_set_has_the_keys_and_types_of_its_schema() {
     assert_eq!(pod["restartPolicy"], "Never");
     let container = &pod["containers"][0];
     check_keys(container, &CONTAINER, &["name"]);
+    // Unless it says otherwise, a pod has 64 MiB there.
+    let (mount, volume) = (&container["volumeMounts"][0], &pod["volumes"][0]);
+    assert_eq!((&mount["mountPath"], &mount["name"]), (&json!("/dev/shm"), &volume["name"]));
+    assert_eq!(volume["emptyDir"]["medium"], "Memory");
     assert_eq!(
         (&container["image"], &container["resources"]["limits"]["nvidia.com/gpu"]),
         (&json!(job().image), &json!(8))
@@ -198,6 +202,6 @@ fn each_pod_runs_the_launch_of_its_machine(
 #[case("___", "accelerate")]
 #[case("a-very-long-name-of-a-program-that-goes-on-and-on", "a-very-long-name-of-a-program-that-goes")]
 fn names_that_kubernetes_takes(#[case] program: &str, #[case] wanted: &str) {
-    let manifest = parsed(&ClusterJob { program: program.to_owned(), ..job() }.manifest(Manifest::JobSet));
+    let manifest = parsed(&ClusterJob { name: program.to_owned(), ..job() }.manifest(Manifest::JobSet));
     assert_eq!(manifest["metadata"]["name"], wanted);
 }

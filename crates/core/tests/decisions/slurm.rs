@@ -87,6 +87,7 @@ fn gpus_do_not_count_where_processes_stay_on_the_cpu() {
 #[case::a_task_of_srun("SLURM_JOB_ID=7 SLURM_STEP_ID=0 SLURM_JOB_NODELIST=n1", None)]
 #[case::a_job_without_nodes("SLURM_JOB_ID=7", None)]
 #[case::a_shell_on_the_login_node("SLURM_JOB_ID=7 SLURM_JOB_NODELIST=n1", Some(false))]
+#[case::a_shell_of_salloc_on_the_node("SLURM_JOB_ID=7 SLURM_JOB_NODELIST=login", Some(true))]
 #[case::a_batch_script("SLURM_JOB_ID=7 SLURM_JOB_NODELIST=n1 SLURMD_NODENAME=n1", Some(true))]
 #[case::a_shell_that_slurm_put_on_the_node(
     "SLURM_JOB_ID=7 SLURM_STEP_ID=4294967290 SLURM_JOB_NODELIST=n1 SLURMD_NODENAME=n1",
@@ -95,7 +96,7 @@ fn gpus_do_not_count_where_processes_stay_on_the_cpu() {
 #[case::the_first_of_two("SLURM_JOB_ID=7 SLURM_JOB_NODELIST=n[1-2] SLURMD_NODENAME=n1", Some(false))]
 fn where_processes_are_to_be_started(#[case] variables: &str, #[case] is_here: Option<bool>) {
     let found = allocation(&lookup(variables), None, false).unwrap();
-    assert_eq!(found.map(|allocation| allocation.is_here), is_here);
+    assert_eq!(found.map(|allocation| allocation.is_on("login")), is_here);
     assert_eq!(is_in_step(&lookup(variables)), variables.contains("STEP_ID=0"));
 }
 

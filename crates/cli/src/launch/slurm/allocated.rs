@@ -8,6 +8,7 @@ use accelerate_core::environment::LAUNCH_ID_VARIABLE;
 use accelerate_core::slurm::{Allocation, allocation};
 use accelerate_launch::{AGENT_SCRIPT, AgentCommand};
 
+use crate::launch::hosts;
 use crate::launch::place::Place;
 
 /// The allocation that a launch is to fill; `None` outside of one, and where machines are started one by one.
@@ -27,8 +28,9 @@ pub(in crate::launch) fn of_run(run: &RunConfig, lookup: Lookup<'_>) -> Result<O
 /// Where its processes are started: here, if this is the only node, else by a step of its own on each, so that every node is heard
 /// by itself.
 pub(in crate::launch) fn place(allocation: &Allocation) -> Place {
+    let is_here = allocation.is_on(&hosts::this_machine());
     Place {
-        agents: (!allocation.is_here).then(|| agents(allocation)),
+        agents: (!is_here).then(|| agents(allocation)),
         outer_world: None,
         notices: vec![format!("in Slurm job {}, starting {allocation} ({})", allocation.job_id, allocation.per_node)],
     }

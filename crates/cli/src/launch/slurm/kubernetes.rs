@@ -6,11 +6,11 @@ use std::ffi::{OsStr, OsString};
 
 use accelerate_core::config::{RunConfig, settings};
 use accelerate_core::files::ShownPath;
-use accelerate_core::kubernetes::{ClusterJob, Manifest};
+use accelerate_core::kubernetes::{ClusterJob, Manifest, job_name};
 use accelerate_core::settings::{Origin, Standing};
 
 use super::words::flags_and_program;
-use super::{ClusterFlags, ForOther, program_name};
+use super::{ClusterFlags, ForOther};
 use crate::config_file::variable;
 use crate::env::is_secret;
 
@@ -108,7 +108,7 @@ pub(super) fn manifest(
     let all =
         no_restarts.into_iter().chain(of_launcher).chain(kept).chain(program_words.iter().map(OsString::as_os_str));
     let job = ClusterJob {
-        program: program_name(program),
+        name: flags.name(program, job_name)?,
         image,
         num_nodes: flags.num_nodes(run),
         gpus_per_node: flags.num_gpus(),

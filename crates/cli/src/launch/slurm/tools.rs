@@ -41,6 +41,14 @@ impl SlurmError {
             _ => None,
         }
     }
+
+    /// As a shell's where the command is not there, or may not be run.
+    pub(super) fn exit_code(&self) -> u8 {
+        match self {
+            Self::NoSlurm { source, .. } | Self::Unanswered { source, .. } => source.exit_code(),
+            _ => 1,
+        }
+    }
 }
 
 /// Submits the script, and returns the number of the job.
