@@ -2,13 +2,18 @@
 #include "common.h"
 #include "handles.h"
 #include <torch/csrc/distributed/c10d/default_comm_hooks.hpp>
+#include <torch/csrc/distributed/c10d/logger.hpp>
 #include <torch/csrc/distributed/c10d/reducer.hpp>
 
 using namespace te;
 
 namespace {
-using ReducerPtr = std::shared_ptr<c10d::Reducer>;
-c10d::Reducer &reducer(void *handle) { return **static_cast<ReducerPtr *>(handle); }
+// The reducer notes in its logger, without asking whether it has one, that the parameters without gradients have changed.
+struct LoggedReducer {
+  std::shared_ptr<c10d::Reducer> reducer;
+  std::shared_ptr<c10d::Logger> logger;
+};
+c10d::Reducer &reducer(void *handle) { return *static_cast<LoggedReducer *>(handle)->reducer; }
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
@@ -147,15 +152,17 @@ int32_t te_reducer_new(void *const *params, size_t count, const char *const *nam
                                                    /*use_python_reducer=*/false, std::vector<int64_t>{});
     if (static_graph)
       reducer->set_static_graph();
-    *out = new ReducerPtr(std::move(reducer));
+    auto logger = std::make_shared<c10d::Logger>(reducer);
+    reducer->set_logger(logger);
+    *out = new LoggedReducer{std::move(reducer), std::move(logger)};
   });
 }
 
 void te_reducer_free(void *handle) {
   guard([&] {
-    auto *owner = static_cast<ReducerPtr *>(handle);
+    auto *owner = static_cast<LoggedReducer *>(handle);
     // Autograd keeps the hooks alive with the parameters; without this they would point into freed memory.
-    (*owner)->remove_autograd_hooks();
+    owner->reducer->remove_autograd_hooks();
     delete owner;
   });
 }

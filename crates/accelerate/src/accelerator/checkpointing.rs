@@ -171,6 +171,8 @@ impl Accelerator {
         self.wait_for_save()?;
         let number_and_folder = self.folder_to_save(output_dir);
         let (iteration, folder) = self.group().agree_on_success("save_state", number_and_folder)?;
+        // Who writes in the background does not follow a program that changes its working folder.
+        let folder = std::path::absolute(&folder).unwrap_or(folder);
         let writers = self.checkpoint_writers();
         let left_out = self.run_save_hooks(&folder, self.process_index() == writers.0.start)?;
         self.session().before_save()?;
@@ -188,7 +190,8 @@ impl Accelerator {
         self.0.checkpoint_iteration.store(iteration.saturating_add(1), Ordering::Relaxed);
         let project = self.project_configuration();
         let removes = if project.save_on_each_node { self.is_local_main_process() } else { self.is_main_process() };
-        let (folder, retention) = (self.checkpoints_dir(), project.retention());
+        let of_checkpoints = folder.parent().map_or_else(|| self.checkpoints_dir(), Path::to_owned);
+        let (folder, retention) = (of_checkpoints, project.retention());
         let outdated = removes.then_some(Outdated { folder, newest: iteration, retention });
         Ok(CheckpointSave { save, outdated })
     }

@@ -30,11 +30,14 @@ pub(crate) use tensor_parallel::TensorParallel;
 
 /// One replica of the model: nothing to keep in step.
 #[derive(Debug, Default)]
-struct Alone(Option<TensorParallel>);
+struct Alone {
+    tensor_parallel: Option<TensorParallel>,
+    _unreduced: Option<replicate::Unreduced>,
+}
 
 impl Engine for Alone {
     fn before_step(&self) -> Result<()> {
-        self.0.as_ref().map_or(Ok(()), TensorParallel::check_gradients)
+        self.tensor_parallel.as_ref().map_or(Ok(()), TensorParallel::check_gradients)
     }
 }
 
@@ -81,7 +84,7 @@ pub(crate) fn start(model: &Start<'_>) -> Result<Arc<dyn Engine>> {
             // Of ranks that divide a sequence, each has gradients of its own tokens.
             let replicas = mesh.group(Mesh::REPLICATE)?;
             match replicas.world_size() == 1 || evaluation_mode {
-                true => Ok(Arc::new(Alone(tensor_parallel.cloned()))),
+                true => Ok(Arc::new(Alone { tensor_parallel: tensor_parallel.cloned(), _unreduced: None })),
                 false => replicate::Replicate::start(&replicas, store, kwargs, tensor_parallel),
             }
         }

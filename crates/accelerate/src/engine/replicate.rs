@@ -27,6 +27,7 @@ pub(super) struct Replicate {
     kwargs: DistributedDataParallelSettings,
     /// The reducer has learned in which order gradients come, and adds up numbers in that order.
     knows_order: AtomicBool,
+    _unreduced: Unreduced,
     /// Names in the order of the reducer's parameters.
     names: Vec<String>,
     /// Copied from rank 0 before the first forward pass after one that reduced.
@@ -44,6 +45,24 @@ pub(super) struct Replicate {
     window_open: AtomicBool,
     join: Mutex<Option<(Arc<Join>, usize)>>,
     tensor_parallel: Option<TensorParallel>,
+}
+
+/// Parameters that were frozen when the model was prepared, which nothing reduces: while this is there they cannot be unfrozen.
+#[derive(Debug)]
+pub(super) struct Unreduced(Vec<Param>);
+
+impl Unreduced {
+    fn of(store: &ParamStore) -> Self {
+        let frozen: Vec<Param> = store.parameters().into_iter().filter(|param| !param.requires_grad()).collect();
+        frozen.iter().for_each(|param| param.set_unreduced(true));
+        Self(frozen)
+    }
+}
+
+impl Drop for Unreduced {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|param| param.set_unreduced(false));
+    }
 }
 
 /// The key of [`Engine::state`].
@@ -72,12 +91,15 @@ impl Replicate {
         kwargs: &DistributedDataParallelSettings,
         tensor_parallel: Option<&TensorParallel>,
     ) -> Result<Arc<dyn Engine>> {
-        let Some(process_group) = group.process_group() else { return Ok(Arc::new(Alone(tensor_parallel.cloned()))) };
+        let Some(process_group) = group.process_group() else { 
+            return Ok(Arc::new(Alone { tensor_parallel: tensor_parallel.cloned(), _unreduced: None }));
+        };
         check_same_model(group, store)?;
         copy_from(group, store, 0)?;
         let trainable = store.trainable_parameters();
+        let unreduced = Unreduced::of(store);
         if trainable.is_empty() {
-            return Ok(Arc::new(Alone(tensor_parallel.cloned())));
+            return Ok(Arc::new(Alone { tensor_parallel: tensor_parallel.cloned(), _unreduced: Some(unreduced) }));
         }
         let power_sgd = hooks::power_sgd(kwargs, process_group)?;
         let hook = (kwargs, power_sgd.as_ref());
@@ -89,6 +111,7 @@ impl Replicate {
             power_sgd,
             kwargs: kwargs.clone(),
             knows_order: AtomicBool::new(false),
+            _unreduced: unreduced,
             names: trainable.iter().map(|param| param.name().to_owned()).collect(),
             buffers: if kwargs.broadcast_buffers { store.buffers() } else { Vec::new() },
             buffers_are_due: AtomicBool::new(true),
@@ -281,6 +304,8 @@ impl Engine for Replicate {
         };
         let order = order.filter(is_order);
         let knows_order = order.is_some();
+        // They were saved as the next forward pass is to find them.
+        self.buffers_are_due.store(false, Ordering::Relaxed);
         let Some(process_group) = self.group.process_group() else { return Ok(()) };
         let mut reducer = self.reducer();
         let is_as_it_was = knows_order == self.knows_order.load(Ordering::Relaxed)

@@ -133,8 +133,8 @@ pub(crate) enum CheckpointError {
 
     #[error(
         "the checkpoint has gradients that wait for a step, and they are those of {world_size} processes with the parameters \
-         that each of them had; go on with as many processes, the same model and the same sharding, or \
-         save where accelerator.sync_gradients() is true"
+         that each of them had; go on with as many processes, the same model and the same sharding, or save where \
+         accelerator.sync_gradients() is true and zero_grad of all optimizers has been called, of two models both"
     )]
     OtherGradients { world_size: usize },
 

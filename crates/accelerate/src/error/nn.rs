@@ -16,6 +16,12 @@ pub(crate) enum NnError {
     )]
     ShardedRequiresGrad { parameter: String },
     #[error(
+        "{parameter} was frozen when the model was prepared, so that no gradient of it would be averaged over the ranks, which would \
+         drift apart; unfreeze it before `prepare`, or take the model back with into_inner, unfreeze it and prepare model and \
+         optimizer anew"
+    )]
+    UnreducedRequiresGrad { parameter: String },
+    #[error(
         "gradients are asked for within a checkpointed segment, before what it saves for them is there; ask for them outside, or \
          do not checkpoint the segment"
     )]

@@ -51,7 +51,7 @@ pub(crate) enum OptimError {
     )]
     Nesterov { momentum: f64, dampening: f64 },
     #[error(
-        "the saved state does not fit this {optimizer}:\n  {}\nNothing was loaded. Build the optimizer over the \
+        "the saved state does not fit this {optimizer}:\n  {}\nNothing was loaded. Build the same optimizer over the \
          same model and with the same parameter groups as when the state was saved",
         problem_lines(problems)
     )]

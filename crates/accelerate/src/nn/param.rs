@@ -5,7 +5,7 @@ use super::deferred::fill;
 use super::replicated::Replicated;
 use super::sharded_state::copy_unless_there;
 use super::{DeferWeightGrad, Init};
-use crate::error::Result;
+use crate::error::{NnError, Result};
 use crate::group::Group;
 use accelerate_core::layout::Layout;
 use std::fmt;
@@ -165,6 +165,7 @@ struct Inner {
     storage: Mutex<Box<dyn Storage>>,
     storage_version: AtomicU64,
     num_prepared_models: AtomicUsize,
+    is_unreduced: AtomicBool,
     is_tied: AtomicBool,
 }
 
@@ -180,6 +181,7 @@ impl Param {
             storage: Mutex::new(storage),
             storage_version: AtomicU64::new(0),
             num_prepared_models: AtomicUsize::new(0),
+            is_unreduced: AtomicBool::new(false),
             is_tied: AtomicBool::new(false),
         }))
     }
@@ -311,7 +313,8 @@ impl Param {
     /// Freezes (`false`) or unfreezes (`true`) the parameter.
     ///
     /// # Errors
-    /// Unfreezing a tensor of integers, which cannot have a gradient; a change once ranks own shards of the parameter.
+    /// Unfreezing a tensor of integers, which cannot have a gradient; a change once ranks own shards of the parameter; unfreezing what
+    /// was frozen when `prepare` made the model one of several ranks, whose gradients would be each rank's own.
     ///
     /// ```
     /// # use accelerate::{nn::{Init, ParamStore}, tch::Device};
@@ -322,6 +325,9 @@ impl Param {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
+        if requires_grad && self.0.is_unreduced.load(Ordering::Relaxed) {
+            return Err(NnError::UnreducedRequiresGrad { parameter: self.name().to_owned() }.into());
+        }
         self.storage().set_requires_grad(requires_grad)
     }
 
@@ -439,6 +445,11 @@ impl Param {
     /// Once for each [`enter_prepared_model`](Self::enter_prepared_model).
     pub(crate) fn leave_prepared_model(&self) {
         self.0.num_prepared_models.fetch_sub(1, Ordering::Relaxed);
+    }
+
+    /// Says whether a model of several ranks has it whose gradients they average, and not this one's.
+    pub(crate) fn set_unreduced(&self, is_unreduced: bool) {
+        self.0.is_unreduced.store(is_unreduced, Ordering::Relaxed);
     }
 
     /// Has it a second name?

@@ -163,7 +163,9 @@ impl<'a> Loading<'a> {
             let found: T = match serde_json::from_value(Value::Object(group.options.clone())) {
                 Ok(found) => found,
                 Err(error) => {
-                    self.problems.push(format!("its options cannot be understood: {error}"));
+                    let own = self.handle.optimizer_name();
+                    self.problems
+                        .push(format!("its options are not those of {own}, so another optimizer has saved it: {error}"));
                     return present;
                 }
             };
