@@ -435,6 +435,7 @@ impl Accelerator {
         let project = self.project_configuration();
         match output_dir {
             Some(folder) if project.names_checkpoints() => Err(CheckpointError::TwoNames { folder }.into()),
+            Some(folder) if folder.as_os_str().is_empty() => Err(CheckpointError::NoFolder.into()),
             Some(folder) => Ok((None, folder)),
             None if !project.names_checkpoints() => Err(CheckpointError::NoFolder.into()),
             None => {

@@ -11,6 +11,7 @@ use super::source::schedule::Sharding;
 use super::source::{Begun, Finish};
 use crate::TensorTree;
 use crate::error::{DataError, Result};
+use crate::messages;
 use crate::session::{GradientState, Object, Session, Stateful};
 use accelerate_core::config::DataLoaderSettings;
 use accelerate_core::names::RngType;
@@ -246,6 +247,14 @@ impl<B: Send + 'static, K> DataLoaderShard<B, K> {
     {
         let _called = crate::status::here();
         let (resume, epoch) = (self.parts.progress.resume(), self.parts.progress.epoch());
+        let num_resumed = resume.as_ref().map_or(0, |state| state.rows_delivered);
+        if num_resumed > 0 && self.parts.skip_batches > 0 && self.sharding().rank == 0 {
+            let num_skipped = self.parts.skip_batches;
+            messages::warning!(
+                "the loader goes on behind the {num_resumed} rows of this pass that its state has, and skip_first_batches leaves \
+                 out {num_skipped} batches behind these; where load_state is called, a loader goes on without it"
+            );
+        }
         if let Some(exchange) = &self.exchange {
             agreement::synchronize_rng_states(&**exchange, &self.rng_types, self.device)?;
         }
