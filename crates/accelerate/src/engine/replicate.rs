@@ -91,7 +91,7 @@ impl Replicate {
         kwargs: &DistributedDataParallelSettings,
         tensor_parallel: Option<&TensorParallel>,
     ) -> Result<Arc<dyn Engine>> {
-        let Some(process_group) = group.process_group() else { 
+        let Some(process_group) = group.process_group() else {
             return Ok(Arc::new(Alone { tensor_parallel: tensor_parallel.cloned(), _unreduced: None }));
         };
         check_same_model(group, store)?;

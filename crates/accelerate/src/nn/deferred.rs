@@ -2,7 +2,8 @@
 //!
 //! Values are drawn in the order in which they would have been drawn at once, so the model is the same to the bit.
 
-use super::param::{Role, Storage};
+use super::param::Role;
+use super::storage::Storage;
 use super::{Init, Param, ParamStore};
 use crate::error::{NnError, Result};
 use accelerate_core::config::Callback;

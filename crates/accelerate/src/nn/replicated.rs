@@ -1,6 +1,6 @@
 //! Parameters of which every rank holds the full tensor.
 
-use super::param::Storage;
+use super::storage::Storage;
 use crate::error::Result;
 use std::cell::RefCell;
 use tch::Tensor;

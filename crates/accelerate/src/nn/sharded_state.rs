@@ -1,6 +1,6 @@
 //! States of which each process has shards.
 
-use super::param::full_layout;
+use super::storage::full_layout;
 use super::{Param, ParamStore};
 use crate::error::{NnError, Result};
 use crate::offload::outline;

@@ -164,8 +164,9 @@ impl<'a> Loading<'a> {
                 Ok(found) => found,
                 Err(error) => {
                     let own = self.handle.optimizer_name();
-                    self.problems
-                        .push(format!("its options are not those of {own}, so another optimizer has saved it: {error}"));
+                    self.problems.push(format!(
+                        "its options are not those of {own}, so another optimizer has saved it: {error}"
+                    ));
                     return present;
                 }
             };
