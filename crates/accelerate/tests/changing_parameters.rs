@@ -134,3 +134,30 @@ fn buffers_go_on_in_the_middle_of_a_window() {
         assert_eq!(run(start..7, false), rest, "from step {start}");
     }
 }
+
+/// A state in memory is taken without a collective, so the next pass still begins with rank 0's buffers.
+#[test]
+fn buffers_go_on_from_a_state_in_memory() {
+    testing::ranks(2, Accelerator::builder().cpu(true), |accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let norm = BatchNorm1d::new(store.root() / "norm", WIDTH, Default::default())?;
+        let model = ModuleFn::new(&store, move |x: &Tensor| norm.forward(x));
+        let (model, mut optimizer) = accelerator.prepare((model, Sgd::new(&store, 0.1)?))?;
+        let rank = accelerator.process_index();
+        let mut train = |step| -> Result<Vec<f32>> {
+            accelerator.backward(&model.forward(&input(rank, step))?.square().sum(Kind::Float))?;
+            optimizer.step()?;
+            optimizer.zero_grad()?;
+            let tensors: Vec<Tensor> =
+                store.state_dict()?.iter().map(|(_, it)| it.detach().to_kind(Kind::Float).reshape(-1)).collect();
+            Ok(Vec::try_from(Tensor::cat(&tensors, 0))?)
+        };
+        train(0)?;
+        let states = accelerator.state_dict()?;
+        let wanted = train(1)?;
+        accelerator.load_state_dict(&states)?;
+        assert_eq!(train(1)?, wanted);
+        Ok(())
+    })
+    .unwrap();
+}

@@ -8,37 +8,10 @@ use accelerate::testing::ranks;
 use accelerate::{Accelerator, AcceleratorBuilder, DataLoaderConfiguration, GradientAccumulationPlugin, JoinOptions};
 use accelerate::{Result, SchedulerUnit};
 use rstest::rstest;
-use std::fmt;
-use std::sync::{Arc, Mutex};
 use tch::{Device, Kind, Tensor};
-use tracing::field::{Field, Visit};
-use tracing::span;
+use warnings::Warnings;
 
-/// Keeps the warnings of one thread.
-#[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<Vec<String>>>);
-
-impl tracing::Subscriber for Warnings {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut self.clone());
-    }
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
-}
-
-impl Visit for Warnings {
-    fn record_debug(&mut self, _: &Field, value: &dyn fmt::Debug) {
-        self.0.lock().unwrap().push(format!("{value:?}"));
-    }
-}
+mod warnings;
 
 #[derive(Clone, Copy)]
 struct Loop {
@@ -87,7 +60,7 @@ fn warnings<S: LrScheduler>(
     let run = |accelerator| {
         let warnings = Warnings::default();
         tracing::subscriber::with_default(warnings.clone(), || train(accelerator))?;
-        Ok(std::mem::take(&mut *warnings.0.lock().unwrap()))
+        Ok(warnings.taken())
     };
     ranks(num_processes, builder, run).unwrap()
 }

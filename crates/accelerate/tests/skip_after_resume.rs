@@ -3,37 +3,10 @@
 
 use accelerate::data::{DataLoader, VecDataset, skip_first_batches};
 use accelerate::{Accelerator, Error, Result};
-use std::fmt;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
-use tracing::field::{Field, Visit};
-use tracing::span;
+use warnings::Warnings;
 
-/// Keeps the warnings of one thread.
-#[derive(Clone, Default)]
-struct Warnings(Arc<Mutex<String>>);
-
-impl tracing::Subscriber for Warnings {
-    fn enabled(&self, metadata: &tracing::Metadata<'_>) -> bool {
-        *metadata.level() == tracing::Level::WARN
-    }
-    fn new_span(&self, _: &span::Attributes<'_>) -> span::Id {
-        span::Id::from_u64(1)
-    }
-    fn record(&self, _: &span::Id, _: &span::Record<'_>) {}
-    fn record_follows_from(&self, _: &span::Id, _: &span::Id) {}
-    fn event(&self, event: &tracing::Event<'_>) {
-        event.record(&mut self.clone());
-    }
-    fn enter(&self, _: &span::Id) {}
-    fn exit(&self, _: &span::Id) {}
-}
-
-impl Visit for Warnings {
-    fn record_debug(&mut self, _: &Field, value: &dyn fmt::Debug) {
-        *self.0.lock().unwrap() += &format!("{value:?}");
-    }
-}
+mod warnings;
 
 /// The first row that a run sees, and what it is warned of.
 fn first_row(loaded: Option<&Path>, num_skipped: usize) -> (i64, String) {
@@ -48,8 +21,7 @@ fn first_row(loaded: Option<&Path>, num_skipped: usize) -> (i64, String) {
         let batch = skip_first_batches(&loader, num_skipped).iter()?.next().unwrap()?;
         Ok(batch.int64_value(&[0]))
     });
-    let text = warnings.0.lock().unwrap().clone();
-    (first.unwrap(), text)
+    (first.unwrap(), warnings.taken().concat())
 }
 
 #[test]
@@ -66,6 +38,28 @@ fn batches_that_are_skipped_beside_those_of_a_checkpoint_are_told_of() {
     let (row, warned) = first_row(Some(folder.path()), 3);
     assert_eq!(row, 12);
     assert!(warned.contains("goes on behind the 6 rows") && warned.contains("leaves out 3 batches"), "{warned}");
+}
+
+/// As the book says of loops that are left early: the rest of the pass comes first, unless the program says which epoch begins.
+#[test]
+fn a_pass_that_was_left_goes_on_unless_another_epoch_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |next_epoch: Option<usize>, loads: bool| -> Result<i64> {
+        let accelerator = Accelerator::builder().cpu(true).build()?;
+        let loader = DataLoader::builder(VecDataset::new((0..20_i64).collect())).batch_size(2).build()?;
+        let loader = accelerator.prepare(loader)?;
+        if loads {
+            accelerator.load_state(folder.path())?;
+        } else {
+            loader.iter()?.take(3).try_for_each(|batch| batch.map(drop))?;
+            accelerator.save_state(folder.path())?;
+        }
+        next_epoch.iter().for_each(|epoch| loader.set_epoch(*epoch));
+        let batch = loader.iter()?.next().unwrap()?;
+        Ok(batch.int64_value(&[0]))
+    };
+    assert_eq!((run(None, false).unwrap(), run(None, true).unwrap()), (0, 6));
+    assert_eq!((run(Some(1), false).unwrap(), run(Some(1), true).unwrap()), (0, 0));
 }
 
 /// The way back from an empty word, as of a variable that is not set.

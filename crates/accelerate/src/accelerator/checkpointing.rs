@@ -190,9 +190,9 @@ impl Accelerator {
         self.0.checkpoint_iteration.store(iteration.saturating_add(1), Ordering::Relaxed);
         let project = self.project_configuration();
         let removes = if project.save_on_each_node { self.is_local_main_process() } else { self.is_main_process() };
-        let of_checkpoints = folder.parent().map_or_else(|| self.checkpoints_dir(), Path::to_owned);
-        let (folder, retention) = (of_checkpoints, project.retention());
-        let outdated = removes.then_some(Outdated { folder, newest: iteration, retention });
+        let retention = project.retention();
+        let outdated = folder.parent().filter(|_| removes).map(Path::to_owned);
+        let outdated = outdated.map(|folder| Outdated { folder, newest: iteration, retention });
         Ok(CheckpointSave { save, outdated })
     }
 

@@ -10,7 +10,7 @@ use crate::group::{Group, shape_text};
 use crate::nn::{Param, ParamStore};
 use crate::session::{Call, Join, ObjectState, Pass, Takeover, Visit};
 use accelerate_core::config::{DistributedDataParallelSettings, FIRST_BUCKET_BYTES};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -54,19 +54,20 @@ pub(super) struct Unreduced(Vec<Param>);
 impl Unreduced {
     fn of(store: &ParamStore) -> Self {
         let frozen: Vec<Param> = store.parameters().into_iter().filter(|param| !param.requires_grad()).collect();
-        frozen.iter().for_each(|param| param.set_unreduced(true));
+        frozen.iter().for_each(Param::enter_unreduced);
         Self(frozen)
     }
 }
 
 impl Drop for Unreduced {
     fn drop(&mut self) {
-        self.0.iter().for_each(|param| param.set_unreduced(false));
+        self.0.iter().for_each(Param::leave_unreduced);
     }
 }
 
-/// The key of [`Engine::state`].
+/// The keys of [`Engine::state`].
 const GRADIENT_ORDER: &str = "gradient_order";
+const BUFFERS_ARE_DUE: &str = "buffers_are_due";
 
 /// What a rank may wait for that evaluates.
 const EVALUATES_ALONE: &str = "the first evaluation after a training step begins with the buffers of rank 0, which all ranks \
@@ -285,14 +286,19 @@ impl Engine for Replicate {
         Ok(())
     }
 
-    /// Names of parameters in the order in which their gradients lie in the buckets. The order decides how sums are rounded
-    /// on three and more ranks.
+    /// Names of parameters in the order in which their gradients lie in the buckets, which decides how sums are rounded on three
+    /// and more ranks; and whether the next forward pass begins with rank 0's buffers. After [`before_save`](Engine::before_save) it does not.
     fn state(&self) -> Result<Value> {
-        if !self.knows_order.load(Ordering::Relaxed) {
-            return Ok(Value::Null);
+        let mut state = Map::new();
+        if self.knows_order.load(Ordering::Relaxed) {
+            let order = self.reducer().order()?;
+            let names: Value = order.iter().map(|&at| self.names[at].as_str()).collect();
+            state.insert(GRADIENT_ORDER.to_owned(), names);
         }
-        let order = self.reducer().order()?;
-        Ok(serde_json::json!({ GRADIENT_ORDER: order.iter().map(|&at| &self.names[at]).collect::<Vec<_>>() }))
+        if !self.buffers.is_empty() && self.buffers_are_due.load(Ordering::Relaxed) {
+            state.insert(BUFFERS_ARE_DUE.to_owned(), true.into());
+        }
+        Ok(if state.is_empty() { Value::Null } else { Value::Object(state) })
     }
 
     /// An order of other parameters counts as none: it would change no number but the last digits of sums.
@@ -304,8 +310,7 @@ impl Engine for Replicate {
         };
         let order = order.filter(is_order);
         let knows_order = order.is_some();
-        // They were saved as the next forward pass is to find them.
-        self.buffers_are_due.store(false, Ordering::Relaxed);
+        self.buffers_are_due.store(state[BUFFERS_ARE_DUE] == true, Ordering::Relaxed);
         let Some(process_group) = self.group.process_group() else { return Ok(()) };
         let mut reducer = self.reducer();
         let is_as_it_was = knows_order == self.knows_order.load(Ordering::Relaxed)

@@ -60,7 +60,7 @@ struct Inner {
     storage: Mutex<Box<dyn Storage>>,
     storage_version: AtomicU64,
     num_prepared_models: AtomicUsize,
-    is_unreduced: AtomicBool,
+    num_unreduced: AtomicUsize,
     is_tied: AtomicBool,
 }
 
@@ -76,7 +76,7 @@ impl Param {
             storage: Mutex::new(storage),
             storage_version: AtomicU64::new(0),
             num_prepared_models: AtomicUsize::new(0),
-            is_unreduced: AtomicBool::new(false),
+            num_unreduced: AtomicUsize::new(0),
             is_tied: AtomicBool::new(false),
         }))
     }
@@ -220,7 +220,7 @@ impl Param {
     /// # Ok::<(), accelerate::Error>(())
     /// ```
     pub fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
-        if requires_grad && self.0.is_unreduced.load(Ordering::Relaxed) {
+        if requires_grad && self.0.num_unreduced.load(Ordering::Relaxed) > 0 {
             return Err(NnError::UnreducedRequiresGrad { parameter: self.name().to_owned() }.into());
         }
         self.storage().set_requires_grad(requires_grad)
@@ -342,9 +342,14 @@ impl Param {
         self.0.num_prepared_models.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Says whether a model of several ranks has it whose gradients they average, and not this one's.
-    pub(crate) fn set_unreduced(&self, is_unreduced: bool) {
-        self.0.is_unreduced.store(is_unreduced, Ordering::Relaxed);
+    /// From now on it belongs to a model of several ranks, which average the gradients of others and not this one's.
+    pub(crate) fn enter_unreduced(&self) {
+        self.0.num_unreduced.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Once for each [`enter_unreduced`](Self::enter_unreduced).
+    pub(crate) fn leave_unreduced(&self) {
+        self.0.num_unreduced.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Has it a second name?

@@ -165,7 +165,7 @@ impl<'a> Loading<'a> {
                 Err(error) => {
                     let own = self.handle.optimizer_name();
                     self.problems.push(format!(
-                        "its options are not those of {own}, so another optimizer has saved it: {error}"
+                        "its options are not those of {own}, perhaps because another optimizer has saved it: {error}"
                     ));
                     return present;
                 }
