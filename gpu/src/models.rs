@@ -1,6 +1,6 @@
 //! A small model whose numbers follow from formulas, so that `python/train.py` makes the same, and loops that train it.
 
-use accelerate::nn::{Embedding, LayerNorm, Linear, Module, ParamStore};
+use accelerate::nn::{Checkpointed, Embedding, Layer, LayerNorm, Linear, Module, ParamStore};
 use accelerate::optim::AdamW;
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{Accelerator, Result};
@@ -18,12 +18,27 @@ pub(crate) fn wave(shape: &[i64], phase: f64) -> Result<Tensor> {
     Ok(numbers.f_to_kind(Kind::Float)?.f_reshape(shape)?)
 }
 
-/// An embedding, blocks of two layers around a norm, and a head: enough of a transformer for units, kernels and dtypes.
+/// An embedding, blocks of two layers behind a norm, and a head: enough of a transformer for units, kernels and dtypes. Its blocks are
+/// computed twice where gradient checkpointing is enabled.
 pub(crate) struct Classifier {
     store: ParamStore,
     embed: Embedding,
-    blocks: Vec<(LayerNorm, Linear, Linear)>,
+    blocks: Vec<Checkpointed<Block>>,
     head: Linear,
+}
+
+#[derive(Debug)]
+struct Block {
+    norm: LayerNorm,
+    up: Linear,
+    down: Linear,
+}
+
+impl Layer for Block {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let hidden = self.up.forward(&self.norm.forward(x)?)?.f_gelu("none")?;
+        Ok(x.f_add(&self.down.forward(&hidden)?)?)
+    }
 }
 
 impl Classifier {
@@ -32,12 +47,13 @@ impl Classifier {
         let root = store.root();
         let embed = Embedding::new(&root / "embed", VOCABULARY, WIDTH, Default::default())?;
         let block = |index: usize| {
-            let path = &root / "blocks" / index;
-            Ok((
-                LayerNorm::new(&path / "norm", [WIDTH], Default::default())?,
-                Linear::new(&path / "up", WIDTH, 2 * WIDTH, Default::default())?,
-                Linear::new(&path / "down", 2 * WIDTH, WIDTH, Default::default())?,
-            ))
+            Checkpointed::new(&root / "blocks" / index, |path| {
+                Ok(Block {
+                    norm: LayerNorm::new(path / "norm", [WIDTH], Default::default())?,
+                    up: Linear::new(path / "up", WIDTH, 2 * WIDTH, Default::default())?,
+                    down: Linear::new(path / "down", 2 * WIDTH, WIDTH, Default::default())?,
+                })
+            })
         };
         let blocks = (0..NUM_BLOCKS).map(block).collect::<Result<_>>()?;
         let head = Linear::new(&root / "head", WIDTH, VOCABULARY, Default::default())?;
@@ -54,9 +70,8 @@ impl Module for Classifier {
 
     fn forward(&self, tokens: &Tensor) -> Result<Tensor> {
         let mut x = self.embed.forward(tokens)?;
-        for (norm, up, down) in &self.blocks {
-            let hidden = up.forward(&norm.forward(&x)?)?.f_gelu("none")?;
-            x = x.f_add(&down.forward(&hidden)?)?;
+        for block in &self.blocks {
+            x = block.forward(&x)?;
         }
         self.head.forward(&x)
     }

@@ -1,11 +1,11 @@
 //! Layers and sequences that two processes divide: on one device, connected by Gloo.
 
-use accelerate::nn::{Module, ParamStore};
+use accelerate::nn::{Module, ParamStore, Pipelined};
 use accelerate::optim::AdamW;
-use accelerate::tch::{Device, Kind, Tensor};
+use accelerate::tch::{Device, Kind, Tensor, no_grad};
 use accelerate::{
-    Accelerator, MixedPrecision, ParallelismConfig, ReduceOp, Result as AccelerateResult, TorchTensorParallelPlugin,
-    notebook_launcher,
+    Accelerator, MixedPrecision, ParallelismConfig, PippyOptions, ReduceOp, Result as AccelerateResult,
+    TorchTensorParallelPlugin, notebook_launcher, prepare_pippy,
 };
 use accelerate_models::gpt2::{GPT2Config, GPT2LMHeadModel};
 use accelerate_models::llama::{LlamaConfig, LlamaForCausalLM};
@@ -13,7 +13,7 @@ use accelerate_models::{CausalLMInput, CausalLMOutput, GenerationConfig, generat
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::ranks::{OPTIONS, Place};
+use super::ranks::{Place, processes};
 use crate::check::{Context, Found};
 use crate::models::wave;
 
@@ -142,7 +142,7 @@ pub(crate) fn by_two(context: &Context<'_>) -> Result<Found> {
             let is_llama = *is_llama;
             for division in DIVISIONS {
                 let order = Order { place, division, is_llama, precision };
-                runs.push((order, notebook_launcher(context.workers, divided_rank, order, &OPTIONS)?));
+                runs.push((order, notebook_launcher(context.workers, divided_rank, order, &processes(2))?));
             }
         }
     }
@@ -163,6 +163,66 @@ pub(crate) fn by_two(context: &Context<'_>) -> Result<Found> {
         figures.len() / 2,
         figures.iter().copied().fold(0.0, f64::max)
     ))
+}
+
+/// Texts of which one is shorter, as a model is given them.
+fn texts(device: Device, rows: i64) -> Result<CausalLMInput> {
+    let tokens = Tensor::f_arange(rows * LENGTH, (Kind::Int64, device))?.f_mul_scalar(7)?.f_remainder(VOCABULARY)?;
+    let mask = Tensor::f_ones([rows, LENGTH], (Kind::Int64, device))?;
+    let _ = mask.f_narrow(0, 0, 1)?.f_narrow(1, LENGTH - 3, 3)?.f_fill_(0)?;
+    Ok(CausalLMInput { input_ids: tokens.f_view([rows, LENGTH])?, attention_mask: Some(mask), labels: None })
+}
+
+const NUM_TEXTS: i64 = 5;
+
+fn logits<M>(model: &M, device: Device) -> Result<Tensor>
+where
+    M: Module<Input = CausalLMInput, Output = CausalLMOutput>,
+{
+    model.params().eval();
+    Ok(no_grad(|| model.forward(&texts(device, NUM_TEXTS).map_err(|e| accelerate::Error::other(e.to_string()))?))?
+        .logits)
+}
+
+/// The logits that every process has of texts which go through the blocks of both; where they are, and they themselves.
+fn pipelined<M>(accelerator: &Accelerator, model: M) -> Result<(String, Vec<f32>)>
+where
+    M: Pipelined<Input = CausalLMInput>,
+{
+    let options = PippyOptions { num_chunks: Some(3), gather_output: true, ..Default::default() };
+    let model = prepare_pippy(accelerator, model, &options)?;
+    let input = texts(accelerator.device(), NUM_TEXTS)?;
+    // The second time memory is used again.
+    model.forward(&input)?;
+    let logits = model.forward(&input)?.context("no logits")?;
+    let values = Vec::try_from(logits.f_to_device(Device::Cpu)?.f_reshape([-1])?)?;
+    Ok((format!("{:?}", logits.device()), values))
+}
+
+pub(crate) fn pipelined_rank((place, is_llama): (Place, bool)) -> Result<(String, Vec<f32>)> {
+    let accelerator = place.builder(40).build()?;
+    match is_llama {
+        true => pipelined(&accelerator, llama(accelerator.device())?),
+        false => pipelined(&accelerator, gpt2(accelerator.device())?),
+    }
+}
+
+/// Chunks of a batch through two processes: the same kernels on fewer rows.
+pub(crate) fn pipelined_by_two(context: &Context<'_>) -> Result<Found> {
+    let place = Place::of(context);
+    let run = |is_llama| notebook_launcher(context.workers, pipelined_rank, (place, is_llama), &processes(2));
+    let runs = [run(false)?, run(true)?];
+    let wanted = [logits(&gpt2(context.device)?, context.device)?, logits(&llama(context.device)?, context.device)?];
+    let mut largest = 0f64;
+    for (ranks, wanted) in runs.into_iter().zip(wanted) {
+        for (device, values) in ranks {
+            ensure!(device == format!("{:?}", context.device), "the logits are on {device}");
+            let found = Tensor::f_from_slice(&values)?.f_reshape(wanted.size())?;
+            // Logits of 0.1 and less, by products of 32 and 48 numbers.
+            largest = largest.max(context.near("logits", &found, &wanted, 1e-5)?);
+        }
+    }
+    Found::figure(format!("2 models, {NUM_TEXTS} texts in 3 chunks, within {largest:.0e}"))
 }
 
 /// Greedy texts are those of the CPU: in float32 the largest logit is the same one.

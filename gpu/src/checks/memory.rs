@@ -4,14 +4,17 @@ use accelerate::nn::{Linear, ModuleFn, ParamStore};
 use accelerate::optim::AdamW;
 use accelerate::tch::{Kind, Tensor};
 use accelerate::{
-    Accelerator, FullyShardedDataParallelPlugin, OffloadTarget, ShardingStrategy, clear_device_cache,
+    Accelerator, FullyShardedDataParallelPlugin, MixedPrecision, OffloadTarget, ShardingStrategy, clear_device_cache,
     find_executable_batch_size,
 };
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use torch_ext::device::{device_memory, reset_peak_device_memory};
+use torch_ext::stream::synchronize;
 
-use super::sharding::plugin;
+use super::sharding::{MAX_NORM, plugin};
+use super::streams::engines;
 use crate::check::{Context, Found};
+use crate::models::train_around;
 
 const MIB: i64 = 1 << 20;
 /// 0.8 GB of parameters, beside which workspaces of libraries (32 MiB) and activations of four rows are little.
@@ -116,4 +119,37 @@ pub(crate) fn plan(context: &Context<'_>) -> Result<Found> {
     );
     figures.push(format!("with state in the host's memory {peak:.0} MiB"));
     Found::figure(figures.join(", "))
+}
+
+/// Steps that hold on to what they made would end a long run. Of each engine and precision, with a save and an evaluation in between.
+pub(crate) fn steady(context: &Context<'_>) -> Result<Found> {
+    const NUM_STEPS: usize = 40;
+    if !context.is_cuda() {
+        return Found::not_here("only a device's allocator counts what tensors take");
+    }
+    let mut num_trainings = 0;
+    for (name, plugin) in engines(context) {
+        for precision in [MixedPrecision::No, MixedPrecision::Bf16, MixedPrecision::Fp16] {
+            let builder = context.builder().mixed_precision(precision);
+            let builder = plugin.iter().fold(builder, |builder, plugin| builder.fsdp_plugin(plugin.clone()));
+            let accelerator = builder.build()?;
+            let folder = context.folder.join(format!("steady_{num_trainings}"));
+            let mut allocated = Vec::new();
+            train_around(&accelerator, NUM_STEPS, Some(MAX_NORM), |step, body| {
+                body()?;
+                if step % 10 == 5 {
+                    drop(accelerator.save_state(&*folder)?);
+                    synchronize(context.device)?;
+                    allocated.push(device_memory(context.device)?.allocated_bytes);
+                }
+                Ok(())
+            })?;
+            let what = format!("{name}, {precision}: bytes that are held, after steps 5, 15, 25 and 35: {allocated:?}");
+            // Workspaces of libraries come with the first steps.
+            let [_, second, .., last] = allocated[..] else { bail!("{what}") };
+            context.close(&what, last as f64, second as f64, 0.0)?;
+            num_trainings += 1;
+        }
+    }
+    Found::figure(format!("{num_trainings} trainings hold the same after 15 and {} steps", NUM_STEPS - 5))
 }

@@ -5,11 +5,13 @@ mod attention;
 mod big_model;
 mod checkpoints;
 mod collectives;
+mod combinations;
 mod devices;
 mod divided;
 mod exported;
 mod graphs;
 mod loaders;
+mod local_sgd;
 mod memory;
 mod offload;
 mod optimizers;
@@ -86,6 +88,10 @@ pub(crate) const ALL: &[Check] = &[
         .within(120),
     Check::new("fsdp_one", "a model sharded over one rank trains as a plain one", sharding::one),
     Check::new("fsdp_two", "and one sharded over two processes", ranks::fsdp_two).within(120),
+    Check::new("four_ranks", "the same as `every_gpu` by four processes over Gloo on one device", ranks::four_ranks)
+        .within(120),
+    Check::new("local_sgd", "two processes that average their parameters now and then", local_sgd::beside_the_cpu)
+        .within(60),
     Check::new("offload", "training with parameters and state in the host's memory or in files", offload::no_bit),
     Check::new(
         "streams",
@@ -103,9 +109,16 @@ pub(crate) const ALL: &[Check] = &[
         "a save in the background has what the device had computed when it was asked for, and nothing later",
         async_saves::pinned,
     ),
+    Check::new(
+        "combinations",
+        "engine, precision, accumulation, clipping, resumption and more as they are drawn, beside the plain engine",
+        combinations::drawn,
+    )
+    .within(120),
     Check::new("save_model", "weights that are saved and loaded are the same", checkpoints::model),
     Check::new("batch_size_search", "find_executable_batch_size after a real lack of memory", memory::batch_size),
     Check::new("memory", "figures of memory, and what empty_cache gives back", memory::figures),
+    Check::new("steady_memory", "a training holds as much after many steps as after few", memory::steady),
     Check::new("plan", "the peak of a training step beside the plan of its model", memory::plan),
     Check::new("big_model", "layers in the host's memory and on the disk change no bit", big_model::dispatched),
     Check::new(
@@ -123,13 +136,15 @@ pub(crate) const ALL: &[Check] = &[
     Check::new("attention", "attention from parts of the keys, beside the CPU", attention::beside_the_cpu),
     Check::new("divided", "two processes that divide layers or sequences beside one process", divided::by_two)
         .within(180),
+    Check::new("pipelined", "chunks of texts that go through the layers of two processes", divided::pipelined_by_two)
+        .within(60),
     Check::new("generation", "texts of language models beside the CPU", divided::generated),
     Check::new("profiler", "a trace has the operators, and the kernels that they launched", profile::trace),
     Check::new("script_module", "a TorchScript model of Python trains here", script_module::trains).within(120),
     Check::new(
-        "two_gpus",
-        "two processes on two GPUs over NCCL: collectives, who is missing, DDP, FSDP",
-        ranks::two_gpus,
+        "every_gpu",
+        "a process on each GPU over NCCL: collectives, who is missing, DDP, FSDP",
+        ranks::every_gpu,
     )
     .within(120),
     Check::new("python_random", "random numbers and dropout beside Python, to the bit", parity::random).within(120),
@@ -155,7 +170,14 @@ pub(crate) fn find(name: &str) -> Option<&'static Check> {
 
 /// What processes that a check launches can run.
 pub(crate) fn workers() -> Workers {
-    workers![ranks::collectives_rank, ranks::absent_in_the_middle, ranks::trained_rank, divided::divided_rank]
+    workers![
+        ranks::collectives_rank,
+        ranks::absent_in_the_middle,
+        ranks::trained_rank,
+        divided::divided_rank,
+        divided::pipelined_rank,
+        local_sgd::local_rank,
+    ]
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Two processes on one device, connected by Gloo: NCCL refuses two ranks on one GPU.
+//! Several processes: two on one device, connected by Gloo, for NCCL refuses two ranks on one GPU; and one on each GPU, over NCCL.
 
 use std::time::Duration;
 
@@ -17,21 +17,10 @@ use crate::machine::probe_of;
 use crate::models::{Trained, train};
 use torch_ext::stream::Stream;
 
-pub(super) const OPTIONS: NotebookLauncherOptions = NotebookLauncherOptions {
-    num_processes: Some(2),
-    mixed_precision: None,
-    use_port: None,
-    master_addr: None,
-    node_rank: 0,
-    num_nodes: 1,
-    rdzv_backend: None,
-    rdzv_endpoint: None,
-    rdzv_conf: None,
-    rdzv_id: None,
-    max_restarts: 0,
-    monitor_interval: None,
-    log_line_prefix_template: None,
-};
+/// So many processes, on this machine.
+pub(super) fn processes(num_processes: usize) -> NotebookLauncherOptions {
+    NotebookLauncherOptions { num_processes: Some(num_processes), ..Default::default() }
+}
 
 /// Where ranks compute, and by what they are connected.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -47,6 +36,8 @@ impl Place {
         Self { is_cuda: context.is_cuda(), over_nccl: false }
     }
 
+    pub(super) const CPU: Self = Self { is_cuda: false, over_nccl: false };
+
     pub(super) fn builder(self, timeout: u64) -> AcceleratorBuilder {
         let kwargs = InitProcessGroupKwargs {
             backend: Some(if self.over_nccl { "nccl" } else { "gloo" }.to_owned()),
@@ -60,35 +51,44 @@ impl Place {
 /// The collectives of an accelerator, with tensors of its device; says where that was, and what came of gathering each dtype.
 pub(crate) fn collectives_rank(place: Place) -> Result<(String, Vec<i64>)> {
     let accelerator = place.builder(40).build()?;
-    let (rank, device) = (accelerator.process_index() as i64, accelerator.device());
+    let (rank, world_size) = (accelerator.process_index() as i64, accelerator.num_processes() as i64);
+    let device = accelerator.device();
     let numbers = |tensor: &Tensor| Ok::<_, anyhow::Error>(Vec::<i64>::try_from(tensor.f_to_device(Device::Cpu)?)?);
+    let sums: Vec<i64> = (0..world_size).map(|place| (0..world_size).map(|rank| 1 + rank + place).sum()).collect();
     let mut gathered = Vec::new();
     for kind in DTYPES {
-        let own = Tensor::f_from_slice(&[rank + 1, 10 * (rank + 1)])?.f_to_device(device)?.f_to_kind(kind)?;
+        let own = Tensor::f_from_slice(&numbers_of(rank, world_size))?.f_to_device(device)?.f_to_kind(kind)?;
         let whole = |tensor: Tensor| numbers(&tensor.f_to_kind(Kind::Int64)?);
         gathered.extend(whole(accelerator.gather(&own)?)?);
-        ensure!(whole(accelerator.broadcast(&own, 1)?)? == [2, 20], "broadcast of {kind:?}");
-        ensure!(whole(accelerator.reduce(&own, ReduceOp::Sum)?)? == [3, 30], "reduce of {kind:?}");
+        ensure!(whole(accelerator.broadcast(&own, 1)?)? == numbers_of(1, world_size), "broadcast of {kind:?}");
+        ensure!(whole(accelerator.reduce(&own, ReduceOp::Sum)?)? == sums, "reduce of {kind:?}");
         let one = Tensor::f_full([1 + rank], rank + 5, (Kind::Int64, device))?.f_to_kind(kind)?;
         let padded = accelerator.pad_across_processes(&one, PadOptions::default())?;
-        ensure!(padded.size() == [2] && padded.device() == device, "padding of {kind:?}: {padded:?}");
+        ensure!(padded.size() == [world_size] && padded.device() == device, "padding of {kind:?}: {padded:?}");
         let scattered = accelerator.group().reduce_scatter_tensor(&own, ReduceOp::Sum)?;
-        ensure!(whole(scattered)? == [[3], [30]][rank as usize], "reduce_scatter_tensor of {kind:?}");
+        ensure!(whole(scattered)? == [sums[rank as usize]], "reduce_scatter_tensor of {kind:?}");
     }
-    ensure!(accelerator.gather_object(&[rank])? == [0, 1], "gather_object");
+    ensure!(accelerator.gather_object(&[rank])? == (0..world_size).collect::<Vec<_>>(), "gather_object");
     accelerator.wait_for_everyone()?;
     Ok((format!("{device:?}"), gathered))
 }
 
 const DTYPES: [Kind; 5] = [Kind::Int64, Kind::Float, Kind::Double, Kind::Int, Kind::Uint8];
 
-/// Compares what both ranks have gathered; returns where they were.
-fn compare_gathered(context: &Context<'_>, ranks: Vec<(String, Vec<i64>)>) -> Result<Vec<String>> {
-    let doubles = |numbers: &[i64]| numbers.iter().map(|number| *number as f64).collect::<Vec<_>>();
-    let wanted = doubles(&[1, 10, 2, 20]).repeat(DTYPES.len());
-    ensure!(ranks.len() == 2, "{} ranks and not two", ranks.len());
+/// What a rank gives: small enough that the sum of eight ranks is a byte.
+fn numbers_of(rank: i64, world_size: i64) -> Vec<i64> {
+    (0..world_size).map(|place| 1 + rank + place).collect()
+}
+
+/// Compares what all ranks have gathered; returns where they were.
+fn compare_gathered(context: &Context<'_>, ranks: Vec<(String, Vec<i64>)>, world_size: usize) -> Result<Vec<String>> {
+    let of_rank = |rank| numbers_of(rank, world_size as i64);
+    let wanted: Vec<f64> = (0..world_size as i64).flat_map(of_rank).map(|number| number as f64).collect();
+    let wanted = wanted.repeat(DTYPES.len());
+    ensure!(ranks.len() == world_size, "{} ranks and not {world_size}", ranks.len());
     for (rank, (_, gathered)) in ranks.iter().enumerate() {
-        context.all_close(&format!("rank {rank}: gathered number"), &doubles(gathered), &wanted, 0.0)?;
+        let gathered: Vec<f64> = gathered.iter().map(|number| *number as f64).collect();
+        context.all_close(&format!("rank {rank}: gathered number"), &gathered, &wanted, 0.0)?;
     }
     Ok(ranks.into_iter().map(|(device, _)| device).collect())
 }
@@ -106,16 +106,17 @@ pub(crate) fn absent_in_the_middle(place: Place) -> Result<String> {
 }
 
 pub(crate) fn two_ranks(context: &Context<'_>) -> Result<Found> {
-    let ranks = notebook_launcher(context.workers, collectives_rank, Place::of(context), &OPTIONS)?;
-    let devices = compare_gathered(context, ranks)?;
-    let said = notebook_launcher(context.workers, absent_in_the_middle, Place::of(context), &OPTIONS)?.swap_remove(0);
+    let place = Place::of(context);
+    let ranks = notebook_launcher(context.workers, collectives_rank, place, &processes(2))?;
+    let devices = compare_gathered(context, ranks, 2)?;
+    let said = notebook_launcher(context.workers, absent_in_the_middle, place, &processes(2))?.swap_remove(0);
     for words in ["all_reduce", "[3] Float", "rank 1"] {
         ensure!(said.contains(words), "rank 0 does not say {words:?}: {said}");
     }
     Found::figure(format!("on {}, 5 dtypes", devices.join(" and ")))
 }
 
-/// How two processes are to train.
+/// How several processes are to train.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Training {
     place: Place,
@@ -163,24 +164,28 @@ pub(crate) fn trained_rank(training: Training) -> Result<Sent> {
     Ok(Sent { losses, norms, parameters, share })
 }
 
-/// Losses are the means of both ranks' halves of the rows; of what ranks hold it is the larger one.
-fn trained_by_two(context: &Context<'_>, training: &Training) -> Result<Trained> {
-    let [first, second]: [Sent; 2] = notebook_launcher(context.workers, trained_rank, training.clone(), &OPTIONS)?
-        .try_into()
-        .map_err(|_| anyhow::anyhow!("not two results"))?;
-    ensure!(first.norms == second.norms, "{training:?}: the norms of the ranks differ");
-    ensure!(first.parameters == second.parameters, "{training:?}: the parameters of the ranks differ");
-    let losses = first.losses.iter().zip(&second.losses).map(|(a, b)| f64::midpoint(*a, *b)).collect();
+/// Losses are the means of all ranks' parts of the rows; of what ranks hold it is the largest one.
+fn trained_by(context: &Context<'_>, world_size: usize, training: &Training) -> Result<Trained> {
+    let ranks = notebook_launcher(context.workers, trained_rank, training.clone(), &processes(world_size))?;
+    ensure!(ranks.len() == world_size, "{} results and not {world_size}", ranks.len());
+    let mean = |step: usize| ranks.iter().map(|rank| rank.losses[step]).sum::<f64>() / world_size as f64;
+    let losses = (0..NUM_STEPS).map(mean).collect();
+    let share = ranks.iter().map(|rank| rank.share).fold(0.0, f64::max);
+    let mut ranks = ranks.into_iter();
+    let first = ranks.next().context("no rank")?;
+    for (rank, other) in ranks.enumerate() {
+        ensure!(first.norms == other.norms, "{training:?}: the norms of ranks 0 and {} differ", rank + 1);
+        ensure!(
+            first.parameters == other.parameters,
+            "{training:?}: the parameters of ranks 0 and {} differ",
+            rank + 1
+        );
+    }
     let tensor = |(name, shape, values): (String, Vec<i64>, Vec<f32>)| {
         Ok((name, Tensor::f_from_slice(&values)?.f_reshape(shape.as_slice())?))
     };
-    Ok(Trained {
-        losses,
-        norms: first.norms,
-        parameters: first.parameters.into_iter().map(tensor).collect::<Result<_>>()?,
-        num_units: 0,
-        share: first.share.max(second.share),
-    })
+    let parameters = first.parameters.into_iter().map(tensor).collect::<Result<_>>()?;
+    Ok(Trained { losses, norms: first.norms, parameters, num_units: 0, share })
 }
 
 /// Each hook, and how far a loss of 6 may be from that of the same hook on the CPU. The random matrices of PowerSGD are made there for all
@@ -193,9 +198,9 @@ pub(crate) fn ddp_hooks(context: &Context<'_>) -> Result<Found> {
     // Before this process has a device of its own: a launcher refuses then.
     let training =
         Training { place: Place::of(context), hook: None, strategy: None, max_norm: Some(MAX_NORM), aside: false };
-    let averaged = trained_by_two(context, &training)?;
-    let on_cpu = Place { is_cuda: false, ..training.place };
-    let run = |hook, place| trained_by_two(context, &Training { hook: Some(hook), place, ..training.clone() });
+    let averaged = trained_by(context, 2, &training)?;
+    let on_cpu = Place::CPU;
+    let run = |hook, place| trained_by(context, 2, &Training { hook: Some(hook), place, ..training.clone() });
     let runs = HOOKS.map(|(hook, _)| Ok::<_, anyhow::Error>((run(hook, training.place)?, run(hook, on_cpu)?)));
     let plain = train(&context.accelerator()?, NUM_STEPS, Some(MAX_NORM))?;
     let mut figures = vec![format!("none {:.0e}", compare(context, "no hook", &averaged, &plain)?)];
@@ -209,24 +214,37 @@ pub(crate) fn ddp_hooks(context: &Context<'_>) -> Result<Found> {
     Found::figure(figures.join(", "))
 }
 
-/// The first two GPUs over NCCL, where there are so many.
-pub(crate) fn two_gpus(context: &Context<'_>) -> Result<Found> {
+/// One process on each GPU, over NCCL. Of so many GPUs as divide the rows of a step.
+pub(crate) fn every_gpu(context: &Context<'_>) -> Result<Found> {
     let num_devices = if context.is_cuda() { probe_of(&std::env::current_exe()?, &[])?.num_devices } else { 0 };
-    if num_devices < 2 {
+    let Some(world_size) = [8, 4, 2].into_iter().find(|&world_size| world_size as i64 <= num_devices) else {
         return Found::not_here(format!("two GPUs are needed, and there are {num_devices}"));
-    }
-    let place = Place { is_cuda: true, over_nccl: true };
-    let devices = compare_gathered(context, notebook_launcher(context.workers, collectives_rank, place, &OPTIONS)?)?;
-    ensure!(devices == ["Cuda(0)", "Cuda(1)"], "the ranks were on {devices:?}");
-    let said = notebook_launcher(context.workers, absent_in_the_middle, place, &OPTIONS)?.swap_remove(0);
-    ensure!(said.contains("all_reduce") && said.contains("rank 1"), "rank 0 does not say who is missing: {said}");
+    };
+    by_all(context, Place { is_cuda: true, over_nccl: true }, world_size)
+}
+
+/// The collectives, who is missing, and training.
+fn by_all(context: &Context<'_>, place: Place, world_size: usize) -> Result<Found> {
+    let ranks = notebook_launcher(context.workers, collectives_rank, place, &processes(world_size))?;
+    let devices = compare_gathered(context, ranks, world_size)?;
+    let wanted: Vec<String> = (0..world_size).map(|rank| format!("Cuda({rank})")).collect();
+    ensure!(!place.over_nccl || devices == wanted, "the ranks were on {devices:?}");
+    let said = notebook_launcher(context.workers, absent_in_the_middle, place, &processes(world_size))?.swap_remove(0);
+    let is_right = said.contains("all_reduce") && said.contains("rank 1 has not made this call");
+    ensure!(is_right, "rank 0 does not say who is missing, or says more: {said}");
     let training = Training { place, hook: None, strategy: None, max_norm: Some(MAX_NORM), aside: false };
-    let replicated = trained_by_two(context, &training)?;
-    let sharded = trained_by_two(context, &Training { strategy: Some(ShardingStrategy::FullShard), ..training })?;
+    let replicated = trained_by(context, world_size, &training)?;
+    let sharded = Training { strategy: Some(ShardingStrategy::FullShard), ..training };
+    let sharded = trained_by(context, world_size, &sharded)?;
     let plain = train(&context.accelerator()?, NUM_STEPS, Some(MAX_NORM))?;
     let replicated = compare(context, "DDP", &replicated, &plain)?;
     let sharded = compare(context, "FSDP", &sharded, &plain)?;
-    Found::figure(format!("DDP within {replicated:.1e}, FSDP within {sharded:.1e}"))
+    Found::figure(format!("{world_size} ranks: DDP within {replicated:.1e}, FSDP within {sharded:.1e}"))
+}
+
+/// The same by four processes over Gloo, so that this is seen where there are no GPUs.
+pub(crate) fn four_ranks(context: &Context<'_>) -> Result<Found> {
+    by_all(context, Place::of(context), 4)
 }
 
 pub(crate) fn fsdp_two(context: &Context<'_>) -> Result<Found> {
@@ -239,7 +257,7 @@ pub(crate) fn fsdp_two(context: &Context<'_>) -> Result<Found> {
             max_norm: Some(MAX_NORM),
             aside,
         };
-        Ok::<_, anyhow::Error>((strategy, trained_by_two(context, &training)?))
+        Ok::<_, anyhow::Error>((strategy, trained_by(context, 2, &training)?))
     });
     let plain = train(&context.accelerator()?, NUM_STEPS, Some(MAX_NORM))?;
     let mut largest = 0f64;

@@ -41,7 +41,8 @@ fn alternating(context: &Context<'_>, accelerator: &Accelerator) -> Result<Train
     Ok(trained?)
 }
 
-fn engines(context: &Context<'_>) -> Vec<(&'static str, Option<FullyShardedDataParallelPlugin>)> {
+/// How parameters and state are kept, and by what that is asked for.
+pub(super) fn engines(context: &Context<'_>) -> Vec<(&'static str, Option<FullyShardedDataParallelPlugin>)> {
     let sharded = plugin(ShardingStrategy::FullShard);
     let offloaded = |target: OffloadTarget| FullyShardedDataParallelPlugin {
         offload_optimizer: Some(target.clone()),

@@ -6,17 +6,21 @@
 
 use super::Members;
 use super::peer_process::PeerProcess;
+use super::watch::LONG;
 use crate::error::{CollectiveCall, Findings, StoreState};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use torch_ext::Store;
 
-/// How long a failed rank waits for the others to fail too and publish. Long enough that a rank which has just come is found by
-/// its watch.
-const GRACE: Duration = Duration::from_secs(1);
+/// How long a failed rank waits for the others to fail too and publish. A rank that came when this one failed has been in its call
+/// for long by then, and its watch has looked and said so.
+const GRACE: Duration = LONG.saturating_mul(2);
 
-/// How long the rank that keeps the store waits for others to read, which takes them milliseconds unless the machine is busy or
-/// they are dead.
-const READING: Duration = Duration::from_secs(2);
+/// How often a failed rank looks whether it knows of everybody.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How long the rank that keeps the store waits for others to read, which takes them the time above, and milliseconds where everybody
+/// is there.
+const READING: Duration = GRACE.saturating_add(Duration::from_secs(1));
 
 /// Says in which call of the group a rank of the job has been for long, if in any.
 type LongCall<'a> = dyn Fn(usize) -> torch_ext::Result<Option<CollectiveCall>> + 'a;
@@ -155,6 +159,22 @@ impl Journal {
         self.store.wait(&readers, READING.min(deadline))
     }
 
+    /// Returns once every other rank has failed or is in a call for long, or after the time.
+    fn wait_for_others(&self, time: Duration, long_call: &LongCall<'_>) -> torch_ext::Result<()> {
+        let begun = Instant::now();
+        for rank in self.others() {
+            while long_call(self.members.in_job(rank))?.is_none() {
+                match self.store.wait(&[&key(rank)], LOOK.min(time)) {
+                    Ok(()) => break,
+                    Err(error) if !error.is_timeout() => return Err(error),
+                    Err(_) if time <= begun.elapsed() => return Ok(()),
+                    Err(_) => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
     fn collect(
         &self,
         mine: &CollectiveCall,
@@ -168,12 +188,7 @@ impl Journal {
         if !(explained.0.left.is_empty() && explained.0.failed.is_empty()) {
             return Ok(explained);
         }
-        let keys: Vec<String> = (0..self.members.world_size()).map(key).collect();
-        let names: Vec<&str> = keys.iter().map(String::as_str).collect();
-        match self.store.wait(&names, GRACE.min(deadline)) {
-            Err(error) if !error.is_timeout() => return Err(error),
-            _ => {}
-        }
+        self.wait_for_others(GRACE.min(deadline), long_call)?;
         // A rank may have said so meanwhile.
         let (mut findings, processes) = self.explained(mine.sequence)?;
         let has_said = |findings: &Findings, rank| findings.left.iter().chain(&findings.failed).any(|it| it.0 == rank);
@@ -182,7 +197,7 @@ impl Journal {
             if has_said(&findings, in_job) {
                 continue;
             }
-            if !self.store.check(&[names[rank]])? {
+            if !self.store.check(&[&key(rank)])? {
                 match long_call(in_job)? {
                     // It waits as this rank did, and its deadline is later.
                     Some(call) if (&call.op, call.sequence) == (&mine.op, mine.sequence) => {}
@@ -191,7 +206,7 @@ impl Journal {
                 }
                 continue;
             }
-            match CollectiveCall::decode(&self.store.get(names[rank])?) {
+            match CollectiveCall::decode(&self.store.get(&key(rank))?) {
                 Some(call) if call == *mine => {}
                 Some(call) => findings.elsewhere.push((in_job, call)),
                 None => findings.silent.push(in_job),

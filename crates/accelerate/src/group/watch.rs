@@ -20,7 +20,7 @@ use torch_ext::Store;
 /// How long the store may take to answer; whoever it waits for is not waited for here.
 const ANSWER: Duration = Duration::from_secs(1);
 /// A call that has taken so long is written into the store, where others read of it; sooner where deadlines are short.
-const LONG: Duration = Duration::from_secs(1);
+pub(super) const LONG: Duration = Duration::from_secs(1);
 /// Number of ranks that people are to be told of.
 const COUNT: &str = "count";
 /// What is shown of many ranks.

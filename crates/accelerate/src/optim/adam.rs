@@ -199,6 +199,7 @@ fn step_batch(
     found_inf: Option<&Tensor>,
 ) -> Result<()> {
     let Lists { steps, exp_avgs, exp_avg_sqs, max_exp_avg_sqs } = &batch.state;
+    let found_inf = flat::found_inf_beside(&batch.params, found_inf)?;
     steps.count()?;
     let tensors = AdamTensors {
         params: &batch.params,
@@ -208,12 +209,12 @@ fn step_batch(
         max_exp_avg_sqs,
         state_steps: &steps.each,
         grad_factor,
-        found_inf,
+        found_inf: found_inf.as_ref(),
         ..AdamTensors::default()
     };
     update(&tensors, settings, options, decoupled)?;
     // The device skipped the update if it found an infinity; then the step does not count either.
-    found_inf.map_or(Ok(()), |found_inf| steps.take_back(found_inf))
+    found_inf.map_or(Ok(()), |found_inf| steps.take_back(&found_inf))
 }
 
 fn update(tensors: &AdamTensors<'_>, settings: GroupSettings, options: &Options, decoupled: bool) -> Result<()> {

@@ -140,13 +140,14 @@ fn step_batch(
         nesterov: options.nesterov,
         maximize: options.maximize,
     };
+    let found_inf = flat::found_inf_beside(&batch.params, found_inf)?;
     let tensors = SgdTensors {
         params: &batch.params,
         grads: &batch.grads,
         momentum_buffers: &batch.state.buffers,
         is_first_step: batch.state.is_first_step,
         grad_scale: None,
-        found_inf,
+        found_inf: found_inf.as_ref(),
     };
     Ok(fused_sgd_(&config, &tensors)?)
 }
