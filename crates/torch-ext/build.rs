@@ -7,6 +7,8 @@ fn main() {
     let lib = PathBuf::from(env::var("DEP_TCH_LIBTORCH_LIB").unwrap_or_else(|_| {
         panic!("torch-sys did not say where libtorch is; set LIBTORCH to the folder of libtorch 2.11.0")
     }));
+    // Links that `accelerate setup` makes lead to the half for CPUs alone.
+    let lib = if env::var_os("CARGO_FEATURE_CUDA").is_some() { folder_with_cuda(&lib) } else { lib };
     let include = include_dir(&lib);
     println!("cargo::metadata=libdir={}", lib.display());
     println!("cargo::rustc-link-arg=-Wl,-rpath,{}", lib.display());
@@ -79,21 +81,67 @@ fn compile_kernels(include: &Path) {
     build.compile("torch_ext_kernels");
 }
 
-/// Adds NCCL. Its headers and CUDA's come from the folders in `ACCELERATE_CUDA_INCLUDE` (`cargo xtask check-cuda`
-/// fetches them); libtorch's CUDA half is linked from the folder that libtorch_cpu really is in.
+/// Adds NCCL, and links libtorch's CUDA half.
 fn add_cuda(build: &mut cc::Build, lib: &Path) {
-    println!("cargo::rerun-if-env-changed=ACCELERATE_CUDA_INCLUDE");
-    let folders = env::var_os("ACCELERATE_CUDA_INCLUDE").unwrap_or_default();
-    build.includes(env::split_paths(&folders)).include("shim/cuda_stubs").define("USE_CUDA", None);
+    build.includes(cuda_includes(lib)).include("shim/cuda_stubs").define("USE_CUDA", None);
     for name in ["process_group_nccl", "cuda_graph", "cuda_kernels", "quantization_cuda", "fp8_cuda"] {
         build.file(format!("shim/{name}.cpp"));
     }
-    let real = std::fs::canonicalize(lib.join("libtorch_cpu.so")).unwrap_or_else(|_| lib.join("libtorch_cpu.so"));
-    if let Some(folder) = real.parent() {
-        println!("cargo::rustc-link-search=native={}", folder.display());
-    }
+    println!("cargo::rustc-link-search=native={}", lib.display());
     println!("cargo::rustc-link-lib=torch_cuda");
     println!("cargo::rustc-link-lib=c10_cuda");
+}
+
+/// The folder that `libtorch_cpu.so` really is in, and `libtorch_cuda.so` with it.
+fn folder_with_cuda(lib: &Path) -> PathBuf {
+    let real = std::fs::canonicalize(lib.join("libtorch_cpu.so")).unwrap_or_else(|_| lib.join("libtorch_cpu.so"));
+    let folder = real.parent().unwrap_or(lib).to_owned();
+    assert!(
+        folder.join("libtorch_cuda.so").is_file(),
+        "the feature `cuda` needs libtorch with CUDA, and {} has no libtorch_cuda.so. Install it, for example by \
+         `pip install torch==2.11.0`, and run `accelerate setup`, or set LIBTORCH to its folder",
+        folder.display()
+    );
+    folder
+}
+
+/// Folders with the headers of CUDA and NCCL: those in `ACCELERATE_CUDA_INCLUDE`, of the toolkit, and of the packages that pip installs
+/// with torch.
+fn cuda_includes(lib: &Path) -> Vec<PathBuf> {
+    let variables = ["ACCELERATE_CUDA_INCLUDE", "CUDA_HOME", "CUDA_PATH"];
+    variables.iter().for_each(|name| println!("cargo::rerun-if-env-changed={name}"));
+    let variable = |name: &&str| env::var_os(name).filter(|value| !value.is_empty());
+    let named = variable(&variables[0]).map_or(Vec::new(), |folders| env::split_paths(&folders).collect());
+    let toolkits = variables[1..].iter().filter_map(variable).map(PathBuf::from).map(|home| home.join("include"));
+    // The wheel's libraries are in `torch/lib`, beside which pip puts `nvidia`.
+    let packages = lib.join("../../nvidia");
+    let wheels = ["cu13", "nccl"].map(|name| packages.join(name).join("include"));
+    let usual = ["/usr/local/cuda/include", "/usr/include", "/usr/include/x86_64-linux-gnu"].map(PathBuf::from);
+    let all = named.into_iter().chain(toolkits).chain(wheels).chain(usual);
+    // CUDA's own library of C++ headers has a folder within.
+    let all: Vec<PathBuf> = all.flat_map(|folder| [folder.join("cccl"), folder]).filter(|it| it.is_dir()).collect();
+    let mut folders: Vec<PathBuf> = Vec::new();
+    for (header, package) in [
+        ("cuda_runtime_api.h", "nvidia-cuda-runtime==13.0.*"),
+        ("crt/host_defines.h", "nvidia-cuda-crt==13.0.*"),
+        ("nv/target", "nvidia-cuda-cccl==13.0.*"),
+        ("nccl.h", "nvidia-nccl-cu13"),
+    ] {
+        let Some(folder) = all.iter().find(|folder| folder.join(header).is_file()) else {
+            let looked: Vec<String> = all.iter().map(|folder| folder.display().to_string()).collect();
+            panic!(
+                "the feature `cuda` needs the header {header}, which is in none of these folders: {}. Install it beside torch \
+                 by `pip install '{package}'`, or with the CUDA toolkit 13.0 and NCCL; ACCELERATE_CUDA_INCLUDE names other \
+                 folders, as PATH does",
+                looked.join(", ")
+            );
+        };
+        // The compiler looks into its own folders by itself, and in their order.
+        if !folder.starts_with("/usr/include") && !folders.contains(folder) {
+            folders.push(folder.clone());
+        }
+    }
+    folders
 }
 
 /// The wheel and the plain archive both keep `include` beside `lib`.

@@ -147,6 +147,7 @@ pub(crate) const ALL: &[Check] = &[
         ranks::every_gpu,
     )
     .within(120),
+    Check::new("shared_gpu", "two processes that NCCL is to connect on one GPU", ranks::shared_gpu),
     Check::new("python_random", "random numbers and dropout beside Python, to the bit", parity::random).within(120),
     Check::new("python_fp32", "losses beside Python Accelerate, float32", parity::float32).within(120),
     Check::new("python_bf16", "losses beside Python Accelerate, bfloat16", parity::bfloat16).within(120),

@@ -242,7 +242,22 @@ fn by_all(context: &Context<'_>, place: Place, world_size: usize) -> Result<Foun
     Found::figure(format!("{world_size} ranks: DDP within {replicated:.1e}, FSDP within {sharded:.1e}"))
 }
 
-/// The same by four processes over Gloo, so that this is seen where there are no GPUs.
+/// Two processes that NCCL is to connect on one GPU are told what to do.
+pub(crate) fn shared_gpu(context: &Context<'_>) -> Result<Found> {
+    let num_devices = if context.is_cuda() { probe_of(&std::env::current_exe()?, &[])?.num_devices } else { 0 };
+    if num_devices != 1 {
+        return Found::not_here(format!("one GPU is needed, and there are {num_devices}"));
+    }
+    let place = Place { is_cuda: true, over_nccl: true };
+    let ended = notebook_launcher(context.workers, collectives_rank, place, &processes(2));
+    let said = ended.err().context("two ranks of NCCL were connected on one GPU")?.to_string();
+    for words in ["two processes have the same one", "--num_processes"] {
+        ensure!(said.contains(words), "the ranks do not say {words:?}: {said}");
+    }
+    Found::figure("it is refused, with its cure")
+}
+
+/// What `every_gpu` does, by four processes over Gloo, so that this is seen where there are no GPUs.
 pub(crate) fn four_ranks(context: &Context<'_>) -> Result<Found> {
     by_all(context, Place::of(context), 4)
 }

@@ -1,6 +1,6 @@
 //! What can go wrong between processes.
 
-use super::{Error, Failure, listed_ranks};
+use super::{CollectiveCall, Error, Failure, listed_ranks};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CollectiveError {
@@ -36,6 +36,13 @@ pub(crate) enum CollectiveError {
          process that made the Accelerator, and start others by a launcher"
     )]
     AfterFork { op: &'static str },
+
+    #[error(
+        "{place}, {call} goes over NCCL, which needs a GPU for each process, and two processes have the same one. Start no more \
+         processes on a machine than it has GPUs (accelerate launch --num_processes), give each a GPU of its own in \
+         CUDA_VISIBLE_DEVICES, let Gloo connect them (InitProcessGroupKwargs.backend), or train on the CPU (--cpu)"
+    )]
+    SharedGpu { place: String, call: CollectiveCall, source: torch_ext::Error },
 
     #[error("{op} needs the same shapes and dtypes on every rank, but found {per_rank}. {cure}")]
     Disagreement { op: &'static str, per_rank: String, cure: &'static str },

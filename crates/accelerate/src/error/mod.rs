@@ -183,6 +183,7 @@ impl Error {
             Kind::Fp8(error) => error.is_config(),
             Kind::Lora(error) => error.is_config(),
             Kind::Profile(error) => error.is_config(),
+            Kind::Collective(CollectiveError::SharedGpu { .. }) => true,
             Kind::Collective(error) => error.is_elsewhere(ElsewhereKind::Config),
             _ => false,
         }

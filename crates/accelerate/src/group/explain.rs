@@ -6,6 +6,9 @@ use crate::error::{CollectiveCall, CollectiveError, Error, Failure, StoreState};
 use accelerate_core::status::BACKWARD;
 use std::sync::atomic::Ordering;
 
+/// What NCCL says, as an invalid usage, where two ranks come with one GPU.
+const NCCL_SHARED_GPU: &str = "Duplicate GPU detected";
+
 impl Group {
     /// Turns a failure inside the reducer's own collectives into one that names the ranks.
     pub(crate) fn explain_reducer(&self, error: torch_ext::Error) -> crate::Error {
@@ -70,6 +73,9 @@ impl Group {
             if !source.is_invalid_argument() {
                 // The others learn it before the connections of this process close; without the store, nobody does.
                 let _ = links.journal.fail(&call, &source.to_string());
+            }
+            if source.message().contains(NCCL_SHARED_GPU) {
+                return CollectiveError::SharedGpu { place: self.inner.members.own_place(), call, source }.into();
             }
             return source.into();
         }
