@@ -35,6 +35,8 @@ pub struct ClusterJob {
     pub num_nodes: usize,
     /// How many GPUs each of them has to have.
     pub gpus_per_node: Option<usize>,
+    /// The port at which ranks meet; none is 29500. A `TrainJob` leaves it to its runtime.
+    pub main_process_port: Option<u16>,
     /// How often all pods are started again after one has failed. A `TrainJob` leaves this to its runtime.
     pub max_restarts: usize,
     /// Variables by which the settings of this launch reach those of the pods, without what is secret.
@@ -53,6 +55,8 @@ const LONGEST_NAME: usize = 40;
 /// Names of pods are known some time after the pods run. `$0` is that of rank 0's.
 const WAIT_FOR_NAME: &str = "until getent hosts \"$0\" > /dev/null; do sleep 1; done; exec \"$@\"";
 
+/// Numbers of both schemas have 32 bits.
+const MOST_OF_SCHEMA: usize = i32::MAX as usize;
 /// What the schema of a TrainJob allows, beyond which a cluster refuses it.
 const MOST_ITEMS: usize = 128;
 const LONGEST_WORD_BYTES: usize = 65_536;
@@ -64,7 +68,8 @@ impl ClusterJob {
     ///
     /// # Errors
     ///
-    /// [`Error::is_environment`](crate::Error::is_environment): a text that cannot be the name of an image; in a TrainJob more than 128
+    /// [`Error::is_environment`](crate::Error::is_environment): a text that cannot be the name of an image, a number of more than 32 bits;
+    /// in a TrainJob more than 128
     /// words or variables, a word of more than 65536 bytes, or a name of an image of more than 500.
     ///
     /// ```
@@ -74,6 +79,11 @@ impl ClusterJob {
     /// assert!(job.check(Manifest::TrainJob).unwrap_err().to_string().contains("may have 128"));
     /// ```
     pub fn check(&self, kind: Manifest) -> Result<()> {
+        for (what, found) in [("--nodes", self.num_nodes), ("--max_restarts", self.max_restarts)] {
+            if found > MOST_OF_SCHEMA {
+                return Err(Kind::ManifestNumber { what, found, most: MOST_OF_SCHEMA }.into());
+            }
+        }
         if !image::is_image(&self.image) {
             return Err(Kind::Image { found: shortened(&self.image) }.into());
         }
@@ -122,18 +132,19 @@ impl ClusterJob {
             "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}},
         });
         let main_process_ip = format!("{name}-node-0-0.{name}");
+        let port = self.main_process_port.unwrap_or(PORT);
         let machines = Machines {
             count: &self.num_nodes.to_string(),
             rank: "$(MACHINE_RANK)",
             main_process_ip: &main_process_ip,
-            main_process_port: &PORT.to_string(),
+            main_process_port: &port.to_string(),
         };
         let mut container = json!({
             "name": "launch",
             "image": self.image,
             "command": self.command(&machines),
             "env": self.variables([rank, restarts()], name),
-            "ports": [{"containerPort": PORT}],
+            "ports": [{"containerPort": port}],
             "volumeMounts": [{"mountPath": "/dev/shm", "name": SHARED_MEMORY}],
         });
         if let (Some(resources), Some(container)) = (self.resources(), container.as_object_mut()) {

@@ -11,6 +11,7 @@
 
 use std::collections::BTreeSet;
 use std::collections::hash_map::RandomState;
+use std::ffi::{OsStr, OsString};
 use std::fs::{self, File, Metadata};
 use std::hash::{BuildHasher, Hasher};
 use std::io;
@@ -33,6 +34,9 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::config::{LaunchConfig, MAX_LOCAL_PROCESSES};
 use crate::failure::Ended;
 use crate::plan::Plan;
+
+/// The path by which a program starts itself, whatever has become of its file.
+const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// How often a page is read until nothing in it was just being written. A rank that is stopped may have been writing.
 const MOST_READINGS: usize = 100;
@@ -58,6 +62,15 @@ pub(crate) fn new_launcher_name() -> LauncherName {
     }
 }
 
+/// As people know it: the link by which a program starts itself says nothing of it.
+fn shown_command<'a>(words: impl Iterator<Item = &'a OsStr>) -> Vec<String> {
+    let name = |word: &OsStr| match std::env::current_exe().ok().filter(|_| word == OWN_PROGRAM) {
+        Some(own) => own.to_string_lossy().into_owned(),
+        None => word.to_string_lossy().into_owned(),
+    };
+    words.map(name).collect()
+}
+
 /// The file of a run of this process.
 #[derive(Debug)]
 pub(crate) struct StatusFile {
@@ -75,7 +88,7 @@ impl StatusFile {
         let info = RunInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             process_id: std::process::id(),
-            command: first.command.iter().map(|word| word.to_string_lossy().into_owned()).collect(),
+            command: shown_command(first.command.iter().map(OsString::as_os_str)),
             num_processes: plan.world_size,
             first_rank: first.rank,
             num_local_processes: plan.ranks.len(),
@@ -93,7 +106,7 @@ impl StatusFile {
         let info = RunInfo {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             process_id: std::process::id(),
-            command: words.map(|word| word.to_string_lossy().into_owned()).collect(),
+            command: shown_command(words),
             num_processes: config.num_processes,
             first_rank: 0,
             num_local_processes: 0,

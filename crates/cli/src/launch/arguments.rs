@@ -105,7 +105,7 @@ pub(crate) struct Arguments {
     pub(super) dry_run: bool,
 
     /// With --dry_run: print it as JSON.
-    #[arg(long, requires = "dry_run")]
+    #[arg(long, requires = "dry_run", conflicts_with_all = ["emit", "slurm"])]
     pub(super) json: bool,
 
     /// Seconds between asking processes to end (SIGTERM) and making them (SIGKILL) after one has failed.
@@ -265,6 +265,7 @@ mod tests {
     #[case("--nnodes 1:2 --min_machines 1 train", "cannot be used with")]
     #[case("--tee 4 train", "--tee is \"4\", but must be 0 (none), 1")]
     #[case("--json train", "--dry_run")]
+    #[case("--json --emit slurm train", "--emit")]
     #[case("--mixed_precision fp64 train", "fp64")]
     #[case(
         "--max_restarts 99999999999999999999 train",

@@ -16,6 +16,7 @@ use accelerate_core::files::in_one_line;
 use accelerate_core::kubernetes::Manifest;
 use accelerate_core::settings::{Origin, Setting};
 use accelerate_core::slurm::{BatchJob, job_name};
+use accelerate_launch::MAX_LOCAL_PROCESSES;
 use clap::{Args, ValueEnum};
 
 use crate::env::is_secret;
@@ -164,6 +165,11 @@ enum Contradiction {
     Machines { nodes: usize, num_machines: usize },
     #[error("num_processes is {num_processes}, and the job has {nodes} nodes; use at least one process for each")]
     TooFew { num_processes: usize, nodes: usize },
+    #[error(
+        "num_processes is {num_processes} on {nodes} nodes, and one machine may have {MAX_LOCAL_PROCESSES}; use fewer processes, or more \
+         nodes"
+    )]
+    TooMany { num_processes: usize, nodes: usize },
     #[error("num_processes is {num_processes}, and pods have equal numbers; use a multiple of the {nodes} nodes")]
     Unequal { num_processes: usize, nodes: usize },
     #[error(
@@ -203,6 +209,9 @@ fn check_numbers(flags: &ClusterFlags, run: &RunConfig) -> Result<(), Contradict
     match run.cluster.num_processes {
         _ if num_machines > 1 && num_machines != nodes => Err(Contradiction::Machines { nodes, num_machines }),
         Some(num_processes) if num_processes < nodes => Err(Contradiction::TooFew { num_processes, nodes }),
+        Some(num_processes) if num_processes.div_ceil(nodes.max(1)) > MAX_LOCAL_PROCESSES => {
+            Err(Contradiction::TooMany { num_processes, nodes })
+        }
         Some(num_processes) if are_pods && num_processes % nodes.max(1) != 0 => {
             Err(Contradiction::Unequal { num_processes, nodes })
         }

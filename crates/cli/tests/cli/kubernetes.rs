@@ -31,6 +31,20 @@ fn a_launch_becomes_a_manifest(#[case] format: &str, #[case] kind: &str, #[case]
     }
 }
 
+/// Whoever says it.
+#[rstest]
+#[case(&["--main_process_port", "1234"], None)]
+#[case(&[], Some("1234"))]
+fn pods_meet_at_the_port_that_is_said(#[case] flags: &[&str], #[case] variable: Option<&str>) {
+    let mut command = accelerate();
+    command.args(["launch", "--emit", "kubernetes", "--image", "i"]).args(flags).arg("bin/train");
+    command.envs(variable.map(|port| ("ACCELERATE_MAIN_PROCESS_PORT", port)));
+    let manifest = finished(command);
+    manifest.expect(0, &[]);
+    let has = |text: &str| manifest.stdout.contains(text);
+    assert!(has("--main_process_port=1234") && has("containerPort: 1234") && !has("29500"), "{manifest:?}");
+}
+
 #[rstest]
 #[case("kubernetes")]
 #[case("trainjob")]
@@ -136,6 +150,10 @@ fn settings_of_the_launcher_are_flags_of_the_pods_and_the_file_is_not() {
 #[case(&["--emit", "kubernetes"], "say --image")]
 #[case(&["--emit", "kubernetes", "--image", "x", "--time", "1:00"], "--time is for Slurm")]
 #[case(&["--emit", "trainjob", "--image", "x", "--requeue"], "--requeue has no place in a TrainJob")]
+#[case(&["--emit", "trainjob", "--image", "x", "--main_process_port", "1234"], "main_process_port has no place in a TrainJob")]
+#[case(&["--emit", "kubernetes", "--image", "x", "--nodes", "2147483648"], "--nodes is 2147483648, and a manifest")]
+#[case(&["--emit", "kubernetes", "--image", "x", "--max_restarts", "2147483648"], "--max_restarts is 2147483648, and a manifest")]
+#[case(&["--emit", "kubernetes", "--image", "x", "--nodes", "2", "--num_processes", "9000"], "one machine may have 4096")]
 #[case(&["--emit", "trainjob", "--image", "x", "--max_restarts", "1"], "--max_restarts has no place in a TrainJob")]
 #[case(&["--emit", "kubernetes", "--image", "x", "--nodes", "3", "--nnodes", "2:3"], "min_machines (or MIN of --nnodes MIN:MAX) is 2, but the pods")]
 #[case(&["--emit", "kubernetes", "--image", "x y"], "--image is \"x y\", but must be the name of an image, such as")]

@@ -33,7 +33,7 @@ impl fmt::Display for UnusableThreads {
         write!(
             f,
             "OMP_NUM_THREADS is {found:?}, but must be a whole number from 1 to {most}; each process computes with {} \
-             instead. Set it to a number of threads, or unset it",
+             instead. Set it to a number of threads, as --num_cpu_threads_per_process does, or unset it",
             counted(*used, "thread")
         )
     }

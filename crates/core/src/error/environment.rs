@@ -59,6 +59,16 @@ pub(crate) enum EnvironmentErrorKind {
         "the Slurm job {job_id} asks for more than the {most} processes that a run may have; ask for fewer tasks or GPUs"
     )]
     TooManyProcesses { job_id: String, most: usize },
+    #[error(
+        "--time {time} is no longer than the {lead} s before its end at which a job with --requeue is told to save (--stop_margin and \
+         30 s), so it would be queued again without having trained; ask for more time, or say a smaller --stop_margin"
+    )]
+    ShortTime { time: String, lead: u64 },
+    #[error(
+        "a job with --requeue would be told to save {lead} s before its end (--stop_margin and 30 s), and Slurm signals at most {most} s \
+         before; say a smaller --stop_margin"
+    )]
+    LongLead { lead: u64, most: u64 },
     #[error("{flag} {value:?} cannot stand in a batch script; wanted: {wanted}")]
     BatchValue { flag: &'static str, value: String, wanted: &'static str },
     #[error(
@@ -71,6 +81,8 @@ pub(crate) enum EnvironmentErrorKind {
          --emit kubernetes"
     )]
     TrainJobLimit { found: usize, most: usize, what: &'static str },
+    #[error("{what} is {found}, and a manifest for Kubernetes can hold {most}; use a smaller number")]
+    ManifestNumber { what: &'static str, found: usize, most: usize },
     #[error(
         "another launcher has made this launch {world}, and {what}, as would each of the others; start the program itself with that \
          launcher, or {cure}"

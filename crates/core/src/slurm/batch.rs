@@ -46,6 +46,8 @@ pub struct BatchJob {
 
 /// Added to the margin, so that the script knows of the end before the ranks do.
 const SOONER: Duration = Duration::from_secs(30);
+/// What Slurm can keep of it.
+const LONGEST_LEAD_SECONDS: u64 = u16::MAX as u64;
 /// What an option of a script may be made of. Slurm has its own rules for quotes in it.
 const PLAIN: &str = "_-.,:@%+=/[]&|()*!~^";
 
@@ -54,7 +56,8 @@ impl BatchJob {
     ///
     /// # Errors
     ///
-    /// [`Error::is_environment`]: a value that a line of options cannot hold.
+    /// [`Error::is_environment`]: a value that a line of options cannot hold; with `requeue`, a time that is not longer than what the job is
+    /// told before its end, and one that Slurm cannot keep.
     pub fn script(&self) -> Result<String> {
         let mut script = "#!/bin/bash\n# Written by `accelerate launch`. `sbatch` submits it.\n".to_owned();
         for option in self.all_options()? {
@@ -67,6 +70,19 @@ impl BatchJob {
             false => writeln!(script, "exec {}", self.launch),
         };
         Ok(script)
+    }
+
+    /// How long before the end of its time the job is told. A job that was told as soon as it began would be queued again for ever.
+    fn lead(&self) -> Result<Duration> {
+        let lead = self.stop_margin.saturating_add(SOONER);
+        let time = self.time.as_deref();
+        if let Some((text, _)) = time.and_then(|text| Some((text, duration(text)?))).filter(|(_, time)| *time <= lead) {
+            return Err(Kind::ShortTime { time: text.to_owned(), lead: lead.as_secs() }.into());
+        }
+        match lead.as_secs() <= LONGEST_LEAD_SECONDS {
+            true => Ok(lead),
+            false => Err(Kind::LongLead { lead: lead.as_secs(), most: LONGEST_LEAD_SECONDS }.into()),
+        }
     }
 
     fn all_options(&self) -> Result<Vec<String>> {
@@ -91,14 +107,33 @@ impl BatchJob {
         options.push("--open-mode=append".to_owned());
         options.push(if self.requeue { "--requeue" } else { "--no-requeue" }.to_owned());
         if self.requeue {
-            let seconds = self.stop_margin.saturating_add(SOONER).as_secs().min(u64::from(u16::MAX));
-            options.push(format!("--signal=B:USR1@{seconds}"));
+            options.push(format!("--signal=B:USR1@{}", self.lead()?.as_secs()));
         }
         for option in &self.options {
             options.push(checked("--sbatch", option, "one whole option of sbatch, such as --account=lab")?.to_owned());
         }
         Ok(options)
     }
+}
+
+/// A time as `sbatch` reads it: minutes, minutes:seconds, hours:minutes:seconds, days-hours, days-hours:minutes or
+/// days-hours:minutes:seconds. `None` for what only Slurm may understand, such as `UNLIMITED`.
+fn duration(text: &str) -> Option<Duration> {
+    let (days, rest) = text.split_once('-').map_or((None, text), |(days, rest)| (Some(days), rest));
+    let numbers: Vec<u64> = rest.split(':').map(|number| number.parse().ok()).collect::<Option<_>>()?;
+    let (hours, minutes, seconds) = match (days.is_some(), numbers.as_slice()) {
+        (false, [minutes]) => (0, *minutes, 0),
+        (false, [minutes, seconds]) => (0, *minutes, *seconds),
+        (true, [hours]) => (*hours, 0, 0),
+        (true, [hours, minutes]) => (*hours, *minutes, 0),
+        (_, [hours, minutes, seconds]) => (*hours, *minutes, *seconds),
+        _ => return None,
+    };
+    let days: u64 = days.map_or(Some(0), |days| days.parse().ok())?;
+    let parts = [(days, 86_400), (hours, 3_600), (minutes, 60), (seconds, 1)];
+    let total = parts.into_iter().try_fold(0_u64, |total, (count, each)| total.checked_add(count.checked_mul(each)?));
+    // Slurm reads 0 as no limit.
+    total.filter(|total| *total > 0).map(Duration::from_secs)
 }
 
 /// The value, if a line of options holds it as it is.
@@ -160,3 +195,49 @@ if [ -n "$is_over" ] && { [ "$code" -eq 0 ] || [ "$code" -eq 138 ]; }; then
 fi
 exit "$code"
 "#;
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use rstest::rstest;
+
+    #[rstest]
+    #[case("30", Some(1_800))]
+    #[case("1:30", Some(90))]
+    #[case("2:00:01", Some(7_201))]
+    #[case("1-2", Some(93_600))]
+    #[case("1-2:3", Some(93_780))]
+    #[case("1-2:3:4", Some(93_784))]
+    #[case("0", None)]
+    #[case("UNLIMITED", None)]
+    #[case("1:2:3:4", None)]
+    #[case("18446744073709551615", None)]
+    fn times_are_read_as_sbatch_does(#[case] text: &str, #[case] seconds: Option<u64>) {
+        assert_eq!(duration(text), seconds.map(Duration::from_secs));
+    }
+
+    #[rstest]
+    #[case("2", 120, true, Some("no longer than the 150 s"))]
+    #[case("2:30", 120, true, Some("no longer than the 150 s"))]
+    #[case("2:31", 120, true, None)]
+    #[case("2", 120, false, None)]
+    #[case("INFINITE", 120, true, None)]
+    #[case("9-0", 100_000, true, Some("at most 65535 s"))]
+    fn a_job_is_told_of_its_end_after_its_beginning(
+        #[case] time: &str,
+        #[case] margin: u64,
+        #[case] requeue: bool,
+        #[case] wanted: Option<&str>,
+    ) {
+        let stop_margin = Duration::from_secs(margin);
+        let job = BatchJob { num_nodes: 1, time: Some(time.to_owned()), requeue, stop_margin, ..Default::default() };
+        match (job.script(), wanted) {
+            (Ok(_), None) => {}
+            (Err(error), Some(words)) => {
+                assert!(error.is_environment() && error.to_string().contains(words), "{error}")
+            }
+            (outcome, wanted) => panic!("{outcome:?} where {wanted:?} is wanted"),
+        }
+    }
+}

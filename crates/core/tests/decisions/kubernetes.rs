@@ -11,6 +11,7 @@ fn job() -> ClusterJob {
         image: "registry.example/train:1".to_owned(),
         num_nodes: 2,
         gpus_per_node: Some(8),
+        main_process_port: None,
         max_restarts: 3,
         environment: vec![
             ("ACCELERATE_MIXED_PRECISION".to_owned(), "bf16".to_owned()),

@@ -174,8 +174,8 @@ fn a_job_that_is_queued_again_gets_a_signal_before_the_ranks_look_at_the_clock()
         ["--gpus-per-node=4", "--output=accelerate-%j.out", "--open-mode=append", "--requeue", "--signal=B:USR1@150"];
     assert_eq!(options(&script)[2..], wanted);
     assert!(script.contains("\naccelerate launch 'my program' &\n") && script.contains("scontrol requeue"), "{script}");
-    let late = BatchJob { requeue: true, stop_margin: Duration::MAX, ..job() }.script().unwrap();
-    assert!(late.contains("--signal=B:USR1@65535\n"), "{late}");
+    let late = BatchJob { requeue: true, stop_margin: Duration::MAX, time: None, ..job() }.script().unwrap_err();
+    assert!(late.to_string().contains("at most 65535 s"), "{late}");
 }
 
 /// A shell with some of the variables of a job: the other node would stay idle without a word.

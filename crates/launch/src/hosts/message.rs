@@ -1,7 +1,8 @@
 //! What the launcher and the agents of a run tell each other: a JSON object on each line, and behind the line that announces
 //! output the bytes themselves.
 //!
-//! An agent begins with a greeting. What a remote shell prints before it, such as a message of the day, is no message.
+//! An agent begins with a greeting and ends with how its ranks did. What a remote shell prints before and after, such as a message of the
+//! day, is no message.
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
@@ -187,7 +188,7 @@ pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
 /// Something that an agent has said, taken out of the bytes of its connection.
 #[derive(Debug, PartialEq)]
 pub(super) enum Said {
-    /// What a remote shell says before the agent runs: a line.
+    /// What a remote shell says before the agent runs, or after: a line.
     Noise(Vec<u8>),
     /// It runs, in this version.
     Greeting(String),
@@ -215,6 +216,8 @@ pub(super) struct Decoder {
     /// Up to where there is no line end after that.
     searched: usize,
     has_greeted: bool,
+    /// The agent has said how its ranks ended, which is the last that it says.
+    has_ended: bool,
     num_noise_bytes: usize,
     /// The output that is announced and not complete.
     output: Option<(Source, usize)>,
@@ -243,10 +246,10 @@ impl Decoder {
                 return Ok(Some(Said::Output(source, self.taken(num_bytes))));
             }
             let Some(line) = self.line()? else { return Ok(None) };
-            if !self.has_greeted {
+            if !self.has_greeted || self.has_ended {
                 let text = String::from_utf8_lossy(&line);
                 // A shell may print without ending its line.
-                if let Some((_, version)) = text.split_once(GREETING) {
+                if let Some((_, version)) = text.split_once(GREETING).filter(|_| !self.has_ended) {
                     self.has_greeted = true;
                     // Behind a terminal, lines end with two characters.
                     return Ok(Some(Said::Greeting(version.trim_end().to_owned())));
@@ -258,7 +261,10 @@ impl Decoder {
                     self.output = Some((source, num_bytes));
                 }
                 Ok(FromAgent::Output { .. }) => return Err(Nonsense::TooLong),
-                Ok(message) => return Ok(Some(Said::Message(message))),
+                Ok(message) => {
+                    self.has_ended = matches!(message, FromAgent::Ended(_));
+                    return Ok(Some(Said::Message(message)));
+                }
                 Err(error) => return Err(Nonsense::NoMessage { reason: error.to_string() }),
             }
         }
@@ -318,6 +324,7 @@ mod tests {
             line(&announced),
             output.to_vec(),
             line(&end),
+            b"Good bye! accelerate agent 1.3\n".to_vec(),
         ]
         .concat()
     }
@@ -339,6 +346,7 @@ mod tests {
             Said::Greeting("1.2".to_owned()),
             Said::Output(SOURCE, b"a line\nhalf of {\"Ended\": \xff\n".to_vec()),
             Said::Message(FromAgent::Ended(AgentEnd::stopped())),
+            Said::Noise(b"Good bye! accelerate agent 1.3\n".to_vec()),
         ];
         assert_eq!(said, expected);
     }

@@ -30,10 +30,8 @@ enum ManifestError {
         "a manifest for Kubernetes names the image of its containers; say --image, one in which accelerate and the program are"
     )]
     NoImage,
-    #[error(
-        "{flag} has no place in a TrainJob, whose runtime says how often pods are started again; leave it out, or use --emit kubernetes"
-    )]
-    RestartsOfTrainJob { flag: &'static str },
+    #[error("{flag} has no place in a TrainJob, whose runtime says {what}; leave it out, or use --emit kubernetes")]
+    OfRuntime { flag: &'static str, what: &'static str },
     #[error(
         "min_machines (or MIN of --nnodes MIN:MAX) is {least}, but the pods of a job are all there or none; leave it out, or say one \
          number for --nnodes"
@@ -90,9 +88,15 @@ pub(super) fn manifest(
         return Err(ForOther { flag, it: "Slurm" }.into());
     }
     let max_restarts = run.cluster.max_restarts;
-    let of_restarts = [("--requeue", flags.requeue), ("--max_restarts", max_restarts > 0)];
-    if let (Some((flag, _)), Manifest::TrainJob) = (of_restarts.into_iter().find(|(_, is_said)| *is_said), kind) {
-        return Err(ManifestError::RestartsOfTrainJob { flag }.into());
+    let main_process_port = run.cluster.main_process_port;
+    let restarts = "how often pods are started again";
+    let of_runtime = [
+        ("--requeue", restarts, flags.requeue),
+        ("--max_restarts", restarts, max_restarts > 0),
+        ("main_process_port", "at which port ranks meet", main_process_port.is_some()),
+    ];
+    if let (Some((flag, what, _)), Manifest::TrainJob) = (of_runtime.into_iter().find(|(.., is_said)| *is_said), kind) {
+        return Err(ManifestError::OfRuntime { flag, what }.into());
     }
     if let Some(least) = run.cluster.min_machines.filter(|least| *least != flags.num_nodes(run)) {
         return Err(ManifestError::FewerPods { least }.into());
@@ -112,6 +116,7 @@ pub(super) fn manifest(
         image,
         num_nodes: flags.num_nodes(run),
         gpus_per_node: flags.num_gpus(),
+        main_process_port,
         environment: environment(run),
         // All pods start again together, so the launches in them leave it to the job.
         max_restarts: if flags.requeue && max_restarts == 0 { MAX_RESTARTS } else { max_restarts },
