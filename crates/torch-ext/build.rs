@@ -3,6 +3,28 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+/// What every build has of `shim`.
+const SOURCES: [&str; 18] = [
+    "error",
+    "store",
+    "store_backend",
+    "process_group",
+    "reducer",
+    "autograd",
+    "saved_tensors",
+    "device",
+    "ops",
+    "scalar",
+    "tensor_vec",
+    "file",
+    "profiler",
+    "script_module",
+    "aot_inductor",
+    "stream",
+    "quantization",
+    "attention",
+];
+
 fn main() {
     let lib = PathBuf::from(env::var("DEP_TCH_LIBTORCH_LIB").unwrap_or_else(|_| {
         panic!("torch-sys did not say where libtorch is; set LIBTORCH to the folder of libtorch 2.11.0")
@@ -37,27 +59,7 @@ fn main() {
     if env::var_os("CARGO_FEATURE_CUDA").is_some() {
         add_cuda(&mut build, &lib);
     }
-    let sources = [
-        "error",
-        "store",
-        "store_backend",
-        "process_group",
-        "reducer",
-        "autograd",
-        "saved_tensors",
-        "device",
-        "ops",
-        "scalar",
-        "tensor_vec",
-        "file",
-        "profiler",
-        "script_module",
-        "aot_inductor",
-        "stream",
-        "quantization",
-        "attention",
-    ];
-    for name in sources {
+    for name in SOURCES {
         build.file(format!("shim/{name}.cpp"));
     }
     build.compile("torch_ext_shim");

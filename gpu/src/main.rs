@@ -91,7 +91,7 @@ impl RunArguments {
             let how = clap::ValueEnum::to_possible_value(how).map(|value| value.get_name().to_owned());
             format!("--plant {name}={}", how.unwrap_or_default())
         });
-        let budget = (self.budget != BUDGET).then(|| format!("--budget {}", self.budget));
+        let budget = (self.budget < BUDGET).then(|| format!("--budget {}", self.budget));
         let python = (self.python == Path::new(machine::NO_PROGRAM)).then(|| "--python none".to_owned());
         only.chain(planted).chain(budget).chain(python).collect()
     }

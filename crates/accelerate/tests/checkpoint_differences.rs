@@ -12,6 +12,7 @@ use accelerate::{
 use rstest::rstest;
 use std::collections::BTreeMap;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -218,7 +219,7 @@ fn in_project(folder: &Path) -> AcceleratorBuilder {
 #[case::damaged(|manifest: &Path| fs::write(manifest, "{").unwrap())]
 #[case::a_link_to_itself(|manifest: &Path| {
     fs::remove_file(manifest).unwrap();
-    std::os::unix::fs::symlink(manifest, manifest).unwrap();
+    symlink(manifest, manifest).unwrap();
 })]
 fn a_list_of_files_that_cannot_be_read_is_called_that(#[case] spoil: fn(&Path)) {
     let folder = tempfile::tempdir().unwrap();
@@ -251,6 +252,42 @@ fn a_folder_of_checkpoints_that_cannot_be_read_is_an_error_on_all_ranks() {
         Ok(())
     })
     .unwrap();
+}
+
+/// What stands at `there` where the folder of a checkpoint is to be made, or one above it.
+#[rstest]
+#[case::a_file(|there: &Path| fs::write(there, "a file").unwrap(), "", "there is a file, and a folder is wanted")]
+#[case::a_link_to_nothing(|there: &Path| symlink("nothing", there).unwrap(), "", "there is a link to nothing, where")]
+#[case::a_link_to_a_file(|there: &Path| symlink("/dev/null", there).unwrap(), "", "there is a link to /dev/null, where")]
+#[case::a_file_and_no_slash(|there: &Path| fs::write(there, "a file").unwrap(), ".", "there is a file, and a folder is wanted")]
+#[case::a_file_above(|there: &Path| fs::write(there, "a file").unwrap(), "a/b", "there is a file, and a folder is wanted")]
+#[case::a_link_above(|there: &Path| symlink("nothing", there).unwrap(), "a/b", "there is a link to nothing, where")]
+fn what_stands_where_a_checkpoint_is_to_be_made_is_named(
+    #[case] put: fn(&Path),
+    #[case] within: &str,
+    #[case] words: &str,
+    #[values(true, false)] has_hook: bool,
+) {
+    let folder = tempfile::tempdir().unwrap();
+    let there = folder.path().join("there");
+    put(&there);
+    testing::ranks(2, Accelerator::builder().cpu(true), |accelerator| {
+        if has_hook {
+            accelerator.register_save_state_pre_hook(|_| Ok(()));
+        }
+        // Joined with nothing, it has a slash at its end.
+        let output_dir = if within == "." { there.clone() } else { there.join(within) };
+        let error = accelerator.save_state(output_dir).unwrap_err();
+        let cure = "move it away, or name another folder";
+        let text = error.to_string();
+        assert!(
+            error.is_weights() && [words, cure, "cannot create the folder"].iter().all(|it| text.contains(it)),
+            "{text}"
+        );
+        Ok(())
+    })
+    .unwrap();
+    assert!(there.symlink_metadata().unwrap().is_symlink() || there.is_file());
 }
 
 #[test]

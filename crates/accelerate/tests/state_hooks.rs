@@ -141,3 +141,33 @@ fn what_is_wrong_on_one_rank_is_an_error_on_all_and_nothing_is_saved(
     assert!(errors.iter().all(|error| error.contains(wanted)), "{errors:?}");
     assert!(!folder.path().join("checkpoint.manifest.json").exists());
 }
+
+/// It would call itself until the stack is full. After the error, a save without such a hook succeeds.
+#[rstest]
+#[case::save(false, "save_state is called by a hook")]
+#[case::load(true, "load_state is called by a hook")]
+fn a_hook_cannot_call_what_calls_it(#[values(1, 2)] world_size: usize, #[case] loads: bool, #[case] wanted: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, other) = (folder.path().join("checkpoint"), folder.path().join("other"));
+    let said = testing::ranks(world_size, fsdp(), |accelerator| {
+        let _model = model(&accelerator, 1.0)?;
+        accelerator.save_state(&path)?;
+        let other = other.clone();
+        let hook = move |state: &mut StateHookContext<'_>| match loads {
+            true => state.accelerator().load_state(state.folder()).map(drop),
+            false => state.accelerator().save_state(&other).map(drop),
+        };
+        let handle = match loads {
+            true => accelerator.register_load_state_pre_hook(hook),
+            false => accelerator.register_save_state_pre_hook(hook),
+        };
+        let call = || if loads { accelerator.load_state(&path) } else { accelerator.save_state(&path) };
+        let error = call().unwrap_err();
+        assert!(error.is_checkpoint(), "{error}");
+        handle.remove();
+        call()?;
+        Ok(error.to_string())
+    })
+    .unwrap();
+    assert!(said.iter().all(|said| said.contains(wanted)), "{said:?}");
+}

@@ -4,6 +4,7 @@ mod arguments;
 pub(crate) mod dry_run;
 pub(crate) mod help;
 pub(crate) mod hosts;
+mod origins;
 mod over;
 mod place;
 mod slurm;
@@ -21,6 +22,7 @@ use accelerate_launch::{
 };
 
 pub(crate) use arguments::Arguments;
+use origins::with_origins;
 pub(crate) use place::check_working_folder;
 use place::placed;
 
@@ -36,15 +38,19 @@ pub(crate) fn run(arguments: Arguments, words: &[OsString]) -> Result<ExitCode, 
     let (is_quiet, has_prefix) = (arguments.quiet, !arguments.no_prefix);
     let preflight = if arguments.no_preflight { Preflight::None } else { Preflight::Full };
     let resolved = check_working_folder().and_then(|()| resolved(&arguments, &config_file::variable));
+    let mut run = None;
     let found = resolved.and_then(|resolved| {
         let over = over::check(&resolved.run, SystemTime::now(), &config_file::variable)?;
+        run = Some(resolved.run.clone());
         let (resolved, place) = placed(resolved, &arguments.cluster)?;
         Ok((resolved, place, over))
     });
     let (resolved, place, over) = match found {
         Ok(found) => found,
         Err(error) => {
-            crate::print_error(SPEAKER, error.as_ref(), &error.to_string());
+            let text = error.to_string();
+            let text = run.map_or_else(|| text.clone(), |run| with_origins(&run, &text));
+            crate::print_error(SPEAKER, error.as_ref(), &text);
             return Ok(ExitCode::from(2));
         }
     };
@@ -79,6 +85,8 @@ pub(crate) fn run(arguments: Arguments, words: &[OsString]) -> Result<ExitCode, 
     };
     let Err(error) = outcome else { return Ok(ExitCode::SUCCESS) };
     let text = if is_quiet { error.to_string() } else { error.story() };
+    // Who has said what matters where that is at fault, and not where a rank has failed.
+    let text = if error.exit_code() == 2 { with_origins(&resolved.run, &text) } else { text };
     let print = if error.stopped_by().is_some() { crate::print_last_error } else { crate::print_error };
     print(SPEAKER, &error, &text);
     Ok(ExitCode::from(error.exit_code()))

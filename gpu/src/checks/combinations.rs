@@ -174,6 +174,9 @@ impl Combination {
     }
 }
 
+/// By name.
+type Parameters = Vec<(String, Tensor)>;
+
 /// Which batches of all epochs: those before are in the checkpoint in `folder`, those behind go on from one there.
 #[derive(Clone, Copy)]
 struct Part<'a> {
@@ -188,7 +191,7 @@ fn train_part(
     combination: Combination,
     part: Part<'_>,
     losses: &mut Vec<f64>,
-) -> Result<Vec<(String, Tensor)>> {
+) -> Result<Parameters> {
     set_seed(5);
     let accelerator = combination.accelerator(context, part.folder)?;
     let model = Classifier::new(accelerator.device())?;
@@ -207,7 +210,7 @@ fn train_model<M: Module<Input = Tensor, Output = Tensor>>(
     combination: Combination,
     part: Part<'_>,
     losses: &mut Vec<f64>,
-) -> Result<Vec<(String, Tensor)>> {
+) -> Result<Parameters> {
     let Part { folder, from, to } = part;
     let store = model.params().clone();
     let rows = tokens(0, 0, NUM_ROWS, Device::Cpu)?;
@@ -255,7 +258,7 @@ fn train_model<M: Module<Input = Tensor, Output = Tensor>>(
 }
 
 /// The whole run, on a stream of its own where that was drawn.
-fn run(context: &Context<'_>, combination: Combination, folder: &Path) -> Result<(Vec<f64>, Vec<(String, Tensor)>)> {
+fn run(context: &Context<'_>, combination: Combination, folder: &Path) -> Result<(Vec<f64>, Parameters)> {
     let stream = if combination.aside { Stream::from_pool(context.device)? } else { Stream::current(context.device)? };
     stream.run(|| {
         let mut losses = Vec::new();

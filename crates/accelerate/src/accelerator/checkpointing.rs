@@ -168,6 +168,7 @@ impl Accelerator {
 
     /// Decides what each process writes, after the save that is under way. Collective.
     fn plan_save(&self, output_dir: Option<PathBuf>) -> Result<CheckpointSave> {
+        self.check_outside_of_hooks("save_state")?;
         self.wait_for_save()?;
         let number_and_folder = self.folder_to_save(output_dir);
         let (iteration, folder) = self.group().agree_on_success("save_state", number_and_folder)?;
@@ -217,6 +218,7 @@ impl Accelerator {
     #[track_caller]
     pub fn load_state(&self, input_dir: impl CheckpointFolder) -> Result<PathBuf> {
         let _called = crate::status::here();
+        self.check_outside_of_hooks("load_state")?;
         self.wait_for_save()?;
         let folder = self.folder_to_load(input_dir.path())?;
         let mut checkpoint = OpenCheckpoint::open(self.group(), &folder, &self.checkpoint_writers())?;

@@ -4,11 +4,12 @@ use super::Accelerator;
 use crate::checkpoint::make_checkpoint_folder;
 use crate::error::{CheckpointError, Result};
 use crate::nn::ParamStore;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::thread::{self, ThreadId};
 
 type Hook = Arc<dyn Fn(&mut StateHookContext<'_>) -> Result<()> + Send + Sync>;
 
@@ -17,12 +18,32 @@ type Hook = Arc<dyn Fn(&mut StateHookContext<'_>) -> Result<()> + Send + Sync>;
 pub(super) struct StateHooks {
     next: AtomicU64,
     hooks: Mutex<BTreeMap<u64, Hook>>,
+    /// The threads that call them just now.
+    callers: Mutex<HashSet<ThreadId>>,
+}
+
+/// The hooks are called by this thread until this is dropped.
+struct Calling<'a>(&'a StateHooks);
+
+impl Drop for Calling<'_> {
+    fn drop(&mut self) {
+        self.0.callers().remove(&thread::current().id());
+    }
 }
 
 impl StateHooks {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Hook>> {
         // A map that is whole after every statement.
         self.hooks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn callers(&self) -> MutexGuard<'_, HashSet<ThreadId>> {
+        self.callers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn call(&self) -> Calling<'_> {
+        self.callers().insert(thread::current().id());
+        Calling(self)
     }
 
     fn add(self: &Arc<Self>, hook: Hook) -> RemovableHandle {
@@ -160,6 +181,16 @@ impl Accelerator {
         self.0.load_hooks.add(Arc::new(hook))
     }
 
+    /// Fails where a hook makes a call that would call the hooks again. On this rank alone, and before anything else: what other ranks'
+    /// hooks do is not known, and an error of a hook is one on all ranks.
+    pub(super) fn check_outside_of_hooks(&self, call: &'static str) -> Result<()> {
+        let own = thread::current().id();
+        match [&self.0.save_hooks, &self.0.load_hooks].iter().any(|hooks| hooks.callers().contains(&own)) {
+            true => Err(CheckpointError::WithinHook { call }.into()),
+            false => Ok(()),
+        }
+    }
+
     /// Calls the hooks before a save into `folder`, which `makes_folder` says who makes. Returns the models that are not
     /// saved. Collective.
     pub(super) fn run_save_hooks(&self, folder: &Path, makes_folder: bool) -> Result<BTreeSet<String>> {
@@ -175,12 +206,12 @@ impl Accelerator {
     fn run_hooks(
         &self,
         call: &'static str,
-        hooks: &StateHooks,
+        registered: &StateHooks,
         folder: &Path,
         make_folder: impl FnOnce() -> Result<()>,
     ) -> Result<BTreeSet<String>> {
         // Not locked while they run: a hook may take itself back.
-        let hooks: Vec<Hook> = hooks.lock().values().cloned().collect();
+        let hooks: Vec<Hook> = registered.lock().values().cloned().collect();
         let cure = "register and remove the same hooks on all ranks";
         self.group().agree(call, &format!("{} hooks before it", hooks.len()), cure)?;
         if hooks.is_empty() {
@@ -191,7 +222,10 @@ impl Accelerator {
         let models = objects.named_models().map(|(name, model)| (name, model.store.clone())).collect();
         let objects = objects.layouts().into_keys().collect();
         let mut context = StateHookContext { accelerator: self, folder, models, objects, left_out: BTreeSet::new() };
-        let ran = hooks.iter().try_for_each(|hook| hook(&mut context));
+        let ran = {
+            let _calling = registered.call();
+            hooks.iter().try_for_each(|hook| hook(&mut context))
+        };
         self.group().agree_on_success(call, ran)?;
         let left_out = context.left_out;
         let names = left_out.iter().map(String::as_str).collect::<Vec<_>>().join(", ");

@@ -34,7 +34,7 @@ const COMMIT_POLL: Duration = Duration::from_millis(5);
 /// there, and makes room by removing what belongs to no save.
 pub(super) fn prepare_folder(folder: &Path, stem: &str) -> Result<()> {
     let new: Vec<&Path> = folder.ancestors().take_while(|it| !it.as_os_str().is_empty() && !it.exists()).collect();
-    fault::step().and_then(|()| fs::create_dir_all(folder)).map_err(io_error("create", folder))?;
+    fault::step().and_then(|()| fs::create_dir_all(folder)).map_err(|error| cannot_create(folder, error))?;
     new.into_iter().try_for_each(|made| sync_folder(folder_of(made)))?;
     // What cannot be finished is replaced: the new save is worth more than the one that was interrupted.
     finish_interrupted_saves(folder).or_else(|error| {
@@ -45,6 +45,22 @@ pub(super) fn prepare_folder(folder: &Path, stem: &str) -> Result<()> {
     let pending = own_manifest(folder, stem)?;
     let listed = pending.into_iter().flat_map(|manifest| manifest.files).filter_map(|file| file.temporary_name);
     remove_abandoned(folder, stem, &listed.collect::<Vec<_>>())
+}
+
+/// Says what stands where a folder is to be made, if that is why it cannot be: the system says "File exists" and not which one.
+fn cannot_create(folder: &Path, error: io::Error) -> WeightsError {
+    // With a slash at the end the system looks for what is behind a link, and finds nothing.
+    let without_slash: PathBuf = folder.components().collect();
+    let there = without_slash.ancestors().find_map(|path| Some((path, path.symlink_metadata().ok()?)));
+    let Some((path, metadata)) = there.filter(|(path, _)| !path.is_dir()) else {
+        return io_error("create", folder)(error);
+    };
+    let found = match fs::read_link(path) {
+        Ok(target) => format!("a link to {}, where there is no folder", target.display()),
+        Err(_) if metadata.is_file() => "a file".to_owned(),
+        Err(_) => "something else than a folder".to_owned(),
+    };
+    WeightsError::NoRoomForFolder { folder: folder.to_owned(), in_the_way: path.to_owned(), found }
 }
 
 /// Fails where another kind of save in the folder has files that this one would replace or remove: a checkpoint and a model

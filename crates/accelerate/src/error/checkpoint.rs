@@ -98,6 +98,12 @@ pub(crate) enum CheckpointError {
     )]
     UnscaledGradients,
 
+    #[error(
+        "{call} is called by a hook that runs before a state is saved or loaded, and would call it again without end; call it after the \
+         save_state or load_state that has called the hook, and in a hook save_model or load_checkpoint_in_model"
+    )]
+    WithinHook { call: &'static str },
+
     #[error("a hook leaves out `{model}`, and no model has that name; there are {known}")]
     NoModelToLeaveOut { model: String, known: String },
 

@@ -1,6 +1,6 @@
 //! What can go wrong in `optim`.
 
-use super::shown::problem_lines;
+use super::shown::{Name, problem_lines};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OptimError {
@@ -37,10 +37,17 @@ pub(crate) enum OptimError {
     )]
     TooManySteps { scheduler: &'static str, found: usize },
     #[error(
-        "the saved state holds {found} inner schedules, but {scheduler} has {wanted}; load a state that the same kind of \
-         scheduler has saved"
+        "the saved state is that of the schedule {}, but {scheduler} was to load it, where the same step has another learning rate; \
+         it was not taken. Build the schedule that the state was saved of, and begin another one only after loading",
+        Name(found)
     )]
-    InnerSchedules { scheduler: &'static str, found: usize, wanted: usize },
+    OtherScheduler { scheduler: &'static str, found: String },
+    #[error(
+        "the saved state{} holds {found} inner schedules, but {scheduler} has {wanted}; load a state that the same kind of \
+         scheduler has saved",
+        of.as_ref().map(|of| format!(" of the schedule {}", Name(of))).unwrap_or_default()
+    )]
+    InnerSchedules { scheduler: &'static str, of: Option<String>, found: usize, wanted: usize },
     #[error(
         "OneCycleLr with cycle_momentum changes the optimizer's momentum or first beta, but {optimizer} has neither; \
          set cycle_momentum: false"

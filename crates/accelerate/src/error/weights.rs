@@ -20,6 +20,12 @@ pub(crate) enum WeightsError {
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
 
     #[error(
+        "cannot create the folder {}: {} is {found}, and a folder is wanted there; move it away, or name another folder",
+        folder.display(), in_the_way.display()
+    )]
+    NoRoomForFolder { folder: PathBuf, in_the_way: PathBuf, found: String },
+
+    #[error(
         "the state dict does not fit the model: {mismatch}. Nothing was changed. Give LoadStateDictOptions {{ strict: false }} to load \
          what has the same name and shape"
     )]

@@ -41,3 +41,28 @@ fn a_least_number_without_a_list_has_no_effect_which_is_told() {
     ended.expect(0, &["accelerate launch: min_machines (or MIN of --nnodes MIN:MAX) is 1, which has no effect here: only of machines that --hosts"]);
     assert_eq!(ended.stdout, "rank=\n");
 }
+
+/// Nobody has typed the flags that the error names.
+#[test]
+fn an_error_says_who_has_said_what_it_is_about() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("run.yaml");
+    std::fs::write(&file, "num_machines: 2\nmachine_rank: 0\nmain_process_ip: 127.0.0.1\n").unwrap();
+    let mut command = accelerate();
+    command.env("ACCELERATE_NUM_PROCESSES", "3").args(["launch", "--config_file"]).arg(&file).arg("true");
+    finished(command).expect(
+        2,
+        &[
+            "--num_processes 3 counts the processes of all machines",
+            "\n  num_processes 3 is said by environment variable ACCELERATE_NUM_PROCESSES",
+            "\n  num_machines 2 is said by ",
+            "run.yaml:1:1",
+        ],
+    );
+    let mut command = accelerate();
+    command.args(["launch", "--num_processes", "3", "--num_machines", "2", "--machine_rank", "0"]);
+    command.args(["--main_process_ip", "127.0.0.1", "true"]);
+    let ended = finished(command);
+    ended.expect(2, &["--num_processes 3 counts"]);
+    assert!(!ended.stderr.contains("is said by"), "{ended:?}");
+}

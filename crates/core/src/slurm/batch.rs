@@ -232,12 +232,9 @@ mod tests {
     ) {
         let stop_margin = Duration::from_secs(margin);
         let job = BatchJob { num_nodes: 1, time: Some(time.to_owned()), requeue, stop_margin, ..Default::default() };
-        match (job.script(), wanted) {
-            (Ok(_), None) => {}
-            (Err(error), Some(words)) => {
-                assert!(error.is_environment() && error.to_string().contains(words), "{error}")
-            }
-            (outcome, wanted) => panic!("{outcome:?} where {wanted:?} is wanted"),
-        }
+        let error = job.script().err();
+        assert_eq!(error.is_some(), wanted.is_some(), "{error:?}");
+        let is_right = |(error, words): (&Error, &str)| error.is_environment() && error.to_string().contains(words);
+        assert!(error.as_ref().zip(wanted).is_none_or(is_right), "{error:?}");
     }
 }

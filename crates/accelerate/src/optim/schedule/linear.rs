@@ -179,17 +179,19 @@ impl<S: LrScheduler> LrScheduler for Warmup<S> {
     }
 
     fn state_dict(&self) -> Result<SchedulerState> {
-        Ok(SchedulerState { schedulers: vec![self.scheduler.state_dict()?], ..self.clock.state() })
+        Ok(SchedulerState { schedulers: vec![self.scheduler.state_dict()?], ..self.clock.state("Warmup") })
     }
 
     fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()> {
         let [inner] = &state.schedulers[..] else {
-            let found = state.schedulers.len();
-            return Err(OptimError::InnerSchedules { scheduler: "Warmup", found, wanted: 1 }.into());
+            let (of, found) = (state.scheduler_type.clone(), state.schedulers.len());
+            return Err(OptimError::InnerSchedules { scheduler: "Warmup", of, found, wanted: 1 }.into());
         };
-        // The clock first: it only fails where nothing has changed yet, and the inner one fails for the same reasons.
-        self.clock.load("Warmup", state)?;
-        self.scheduler.load_state_dict(inner)
+        // The inner one may be of another kind than that which was saved. Nothing has changed then.
+        self.clock.check("Warmup", state)?;
+        self.scheduler.load_state_dict(inner)?;
+        self.clock.take(state);
+        Ok(())
     }
 }
 

@@ -97,7 +97,7 @@ pub trait LrScheduler: Send + 'static {
     /// of the optimizer's state.
     ///
     /// # Errors
-    /// The number of parameter groups differs.
+    /// The state is that of another kind of schedule; the number of parameter groups differs. Then nothing is changed.
     fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()>;
 }
 
@@ -112,6 +112,11 @@ pub trait LrScheduler: Send + 'static {
 /// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct SchedulerState {
+    /// The type of the schedule, such as `StepLr`: no other one takes its state, since the same step would mean another rate. `None`
+    /// in states of PyTorch's, which do not say it, and in those of earlier versions: whatever loads them has to know. A schedule
+    /// of your own may leave it out.
+    #[serde(rename = "_scheduler_type", default, skip_serializing_if = "Option::is_none")]
+    pub scheduler_type: Option<String>,
     /// Steps since the start.
     pub last_epoch: usize,
     /// Calls of `step`, the one inside the constructor included.
@@ -178,8 +183,10 @@ impl Clock {
         });
     }
 
-    fn state(&self) -> SchedulerState {
+    /// What a schedule of this type saves.
+    fn state(&self, scheduler: &'static str) -> SchedulerState {
         SchedulerState {
+            scheduler_type: Some(scheduler.to_owned()),
             last_epoch: self.last_epoch,
             step_count: self.last_epoch + 1,
             base_lrs: self.base_lrs.clone(),
@@ -189,6 +196,16 @@ impl Clock {
     }
 
     fn load(&mut self, scheduler: &'static str, state: &SchedulerState) -> Result<()> {
+        self.check(scheduler, state)?;
+        self.take(state);
+        Ok(())
+    }
+
+    /// Whether a schedule of this type may take the state.
+    fn check(&self, scheduler: &'static str, state: &SchedulerState) -> Result<()> {
+        if let Some(found) = state.scheduler_type.as_ref().filter(|found| *found != scheduler) {
+            return Err(OptimError::OtherScheduler { scheduler, found: found.clone() }.into());
+        }
         let wanted = self.handle.num_groups();
         for (what, found) in
             [("saved base learning rates", state.base_lrs.len()), ("saved last learning rates", state.last_lr.len())]
@@ -200,10 +217,13 @@ impl Clock {
         if state.last_epoch > MOST_STEPS {
             return Err(OptimError::TooManySteps { scheduler, found: state.last_epoch }.into());
         }
+        Ok(())
+    }
+
+    fn take(&mut self, state: &SchedulerState) {
         self.last_epoch = state.last_epoch;
         self.base_lrs.clone_from(&state.base_lrs);
         self.last_lr.clone_from(&state.last_lr);
-        Ok(())
     }
 }
 
@@ -232,7 +252,7 @@ macro_rules! scheduler {
                 }
             )?
             fn state_dict(&self) -> crate::error::Result<crate::optim::SchedulerState> {
-                Ok(self.clock.state())
+                Ok(self.clock.state(stringify!($type)))
             }
             fn load_state_dict(&mut self, state: &crate::optim::SchedulerState) -> crate::error::Result<()> {
                 self.clock.load(stringify!($type), state)

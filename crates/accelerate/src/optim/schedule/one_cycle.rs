@@ -110,7 +110,7 @@ impl LrScheduler for OneCycleLr {
     }
 
     fn state_dict(&self) -> Result<SchedulerState> {
-        Ok(self.clock.state())
+        Ok(self.clock.state("OneCycleLr"))
     }
 
     fn load_state_dict(&mut self, state: &SchedulerState) -> Result<()> {

@@ -89,19 +89,26 @@ pub fn from_json<T>(value: &Value) -> Plain<T> {
     }
 }
 
-/// The state of a schedule as Python's `load_state_dict` takes it, whatever schedule it is of.
+/// Which type of schedule has saved a state, in JSON alone.
+const SCHEDULER_TYPE: &str = "_scheduler_type";
+
+/// The state of a schedule as Python's `load_state_dict` takes it, whatever schedule it is of: without the name of the type that
+/// saved it here, which PyTorch would make an attribute of its schedule.
 ///
 /// ```
 /// use accelerate_core::checkpoint::python::schedule_from_json;
 /// use accelerate_core::weight_files::Plain;
 ///
-/// let state: Plain<()> = schedule_from_json(&serde_json::json!({ "last_epoch": 3, "base_lrs": [0.1, 0.2] }));
+/// let state: Plain<()> = schedule_from_json(&serde_json::json!({
+///     "_scheduler_type": "StepLr", "last_epoch": 3, "base_lrs": [0.1, 0.2]
+/// }));
 /// assert_eq!(state.get("last_epoch"), Some(&Plain::Int(3)));
 /// assert_eq!(state.get("lr_lambdas"), Some(&Plain::List(vec![Plain::None, Plain::None])));
+/// assert_eq!(state.get("_scheduler_type"), None);
 /// ```
 pub fn schedule_from_json<T>(state: &Value) -> Plain<T> {
     let mut state = state.clone();
-    add_lambdas(&mut state);
+    make_pythons(&mut state);
     from_json(&state)
 }
 
@@ -131,12 +138,28 @@ fn remove_lambdas(state: &mut Value) {
 }
 
 /// `LambdaLR` takes no state without its functions, of which it saves none either. Other schedules do not look at them.
-fn add_lambdas(state: &mut Value) {
+/// What is not PyTorch's goes.
+fn make_pythons(state: &mut Value) {
     let Some(object) = state.as_object_mut() else { return };
     if let Some(Value::Array(within)) = object.get_mut("_schedulers") {
-        within.iter_mut().for_each(add_lambdas);
+        within.iter_mut().for_each(make_pythons);
     }
+    object.remove(SCHEDULER_TYPE);
     if let Some(groups) = object.get("base_lrs").and_then(Value::as_array).map(Vec::len) {
         object.entry("lr_lambdas").or_insert_with(|| vec![Value::Null; groups].into());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn no_schedule_within_another_one_brings_its_type_to_python() {
+        let inner = json!({ "_scheduler_type": "StepLr", "last_epoch": 1 });
+        let state = json!({ "_scheduler_type": "Warmup", "last_epoch": 3, "_schedulers": [inner] });
+        let wanted = json!({ "last_epoch": 3, "_schedulers": [{ "last_epoch": 1 }] });
+        assert_eq!(schedule_from_json::<()>(&state), from_json(&wanted));
     }
 }
