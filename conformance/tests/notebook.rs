@@ -4,6 +4,33 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+/// The cells one behind the other, as a kernel compiles them: a call whose types have changed is an error of every build of the tests,
+/// and not only where the kernel is.
+mod compiled {
+    /// In place of the macro that exports a symbol.
+    macro_rules! workers {
+        ($($function:expr),*) => {{
+            $( let _ = $function; )*
+            no_workers()
+        }};
+    }
+
+    fn no_workers() -> accelerate::Workers {
+        unreachable!("the cells are compiled and never run")
+    }
+
+    include!(concat!(env!("OUT_DIR"), "/notebook_cells.rs"));
+
+    /// Launching needs the kernel: this program's own processes would be tests.
+    pub(super) const CELLS: fn() -> Result<(), Box<dyn std::error::Error>> = cells;
+}
+
+#[test]
+fn the_cells_of_the_notebook_compile() {
+    let name = std::any::type_name_of_val(&compiled::CELLS);
+    assert!(name.starts_with("fn()"), "{name}");
+}
+
 /// Runs every cell in a fresh kernel, and prints what each has shown.
 const CLIENT: &str = "
 import sys, nbformat

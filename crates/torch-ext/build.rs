@@ -29,7 +29,6 @@ fn main() {
     let lib = PathBuf::from(env::var("DEP_TCH_LIBTORCH_LIB").unwrap_or_else(|_| {
         panic!("torch-sys did not say where libtorch is; set LIBTORCH to the folder of libtorch 2.11.0")
     }));
-    // Links that `accelerate setup` makes lead to the half for CPUs alone.
     let lib = if env::var_os("CARGO_FEATURE_CUDA").is_some() { folder_with_cuda(&lib) } else { lib };
     let include = include_dir(&lib);
     println!("cargo::metadata=libdir={}", lib.display());
@@ -94,53 +93,97 @@ fn add_cuda(build: &mut cc::Build, lib: &Path) {
     println!("cargo::rustc-link-lib=c10_cuda");
 }
 
-/// The folder that `libtorch_cpu.so` really is in, and `libtorch_cuda.so` with it.
+/// The folder with `libtorch_cuda.so`: this one, or that which its links lead to, since `accelerate setup` links the CPU libraries alone.
 fn folder_with_cuda(lib: &Path) -> PathBuf {
     let real = std::fs::canonicalize(lib.join("libtorch_cpu.so")).unwrap_or_else(|_| lib.join("libtorch_cpu.so"));
-    let folder = real.parent().unwrap_or(lib).to_owned();
-    assert!(
-        folder.join("libtorch_cuda.so").is_file(),
-        "the feature `cuda` needs libtorch with CUDA, and {} has no libtorch_cuda.so. Install it, for example by \
-         `pip install torch==2.11.0`, and run `accelerate setup`, or set LIBTORCH to its folder",
-        folder.display()
-    );
-    folder
+    let folders = [lib, real.parent().unwrap_or(lib)];
+    let Some(folder) = folders.iter().find(|folder| folder.join("libtorch_cuda.so").is_file()) else {
+        panic!(
+            "the feature `cuda` needs libtorch with CUDA, and {} has no libtorch_cuda.so. Install it, for example by \
+             `pip install torch==2.11.0`, and run `accelerate setup`, or set LIBTORCH to its folder",
+            folders[1].display()
+        )
+    };
+    folder.to_path_buf()
 }
 
-/// Folders with the headers of CUDA and NCCL: those in `ACCELERATE_CUDA_INCLUDE`, of the toolkit, and of the packages that pip installs
-/// with torch.
+/// A header that the shim includes.
+struct Header {
+    name: &'static str,
+    /// The package of pip that has it.
+    package: &'static str,
+    /// Macros that it defines, and how their values begin. Options of NCCL lie in memory as its header says, and libtorch reads them so.
+    version: &'static [(&'static str, &'static str)],
+}
+
+const HEADERS: [Header; 4] = [
+    Header { name: "cuda_runtime_api.h", package: "nvidia-cuda-runtime==13.0.*", version: &[("CUDART_VERSION", "13")] },
+    Header { name: "crt/host_defines.h", package: "nvidia-cuda-crt==13.0.*", version: &[] },
+    Header { name: "nv/target", package: "nvidia-cuda-cccl==13.0.*", version: &[] },
+    Header {
+        name: "nccl.h",
+        package: "nvidia-nccl-cu13==2.28.9",
+        version: &[("NCCL_MAJOR", "2"), ("NCCL_MINOR", "28")],
+    },
+];
+
+impl Header {
+    /// Whether it is in a folder, and what is wrong with it if it is another version.
+    fn look(&self, folder: &Path) -> Result<(), String> {
+        let path = folder.join(self.name);
+        let text = std::fs::read_to_string(&path).map_err(|error| match folder.is_dir() {
+            true => error.kind().to_string(),
+            false => "no such folder".to_owned(),
+        })?;
+        for (macro_name, wanted) in self.version {
+            let defined = |line: &str| line.strip_prefix("#define")?.trim().strip_prefix(macro_name).map(str::to_owned);
+            let found = text.lines().find_map(defined).unwrap_or_default();
+            if !found.trim().starts_with(wanted) {
+                return Err(format!("{macro_name} is {:?} there and has to begin with {wanted}", found.trim()));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Folders with the headers of CUDA and NCCL: those in `ACCELERATE_CUDA_INCLUDE`, of the packages that pip installs with torch, of the
+/// toolkit that variables name, and where Linux has them.
 fn cuda_includes(lib: &Path) -> Vec<PathBuf> {
     let variables = ["ACCELERATE_CUDA_INCLUDE", "CUDA_HOME", "CUDA_PATH"];
     variables.iter().for_each(|name| println!("cargo::rerun-if-env-changed={name}"));
     let variable = |name: &&str| env::var_os(name).filter(|value| !value.is_empty());
     let named = variable(&variables[0]).map_or(Vec::new(), |folders| env::split_paths(&folders).collect());
-    let toolkits = variables[1..].iter().filter_map(variable).map(PathBuf::from).map(|home| home.join("include"));
     // The wheel's libraries are in `torch/lib`, beside which pip puts `nvidia`.
     let packages = lib.join("../../nvidia");
     let wheels = ["cu13", "nccl"].map(|name| packages.join(name).join("include"));
-    let usual = ["/usr/local/cuda/include", "/usr/include", "/usr/include/x86_64-linux-gnu"].map(PathBuf::from);
-    let all = named.into_iter().chain(toolkits).chain(wheels).chain(usual);
+    let toolkits = variables[1..].iter().filter_map(variable).map(PathBuf::from).map(|home| home.join("include"));
+    // The compiler looks into these by itself, and in their order.
+    let of_compiler = [
+        PathBuf::from("/usr/include"),
+        PathBuf::from(format!("/usr/include/{}-linux-gnu", env::var("CARGO_CFG_TARGET_ARCH").unwrap_or_default())),
+    ];
+    let usual =
+        ["/usr/local/cuda/include", "/usr/include/cuda"].map(PathBuf::from).into_iter().chain(of_compiler.clone());
+    let all = named.into_iter().chain(wheels).chain(toolkits).chain(usual);
     // CUDA's own library of C++ headers has a folder within.
-    let all: Vec<PathBuf> = all.flat_map(|folder| [folder.join("cccl"), folder]).filter(|it| it.is_dir()).collect();
+    let all: Vec<PathBuf> = all.flat_map(|folder| [folder.join("cccl"), folder]).collect();
     let mut folders: Vec<PathBuf> = Vec::new();
-    for (header, package) in [
-        ("cuda_runtime_api.h", "nvidia-cuda-runtime==13.0.*"),
-        ("crt/host_defines.h", "nvidia-cuda-crt==13.0.*"),
-        ("nv/target", "nvidia-cuda-cccl==13.0.*"),
-        ("nccl.h", "nvidia-nccl-cu13"),
-    ] {
-        let Some(folder) = all.iter().find(|folder| folder.join(header).is_file()) else {
-            let looked: Vec<String> = all.iter().map(|folder| folder.display().to_string()).collect();
+    for header in &HEADERS {
+        let looks: Vec<_> = all.iter().map(|folder| (folder, header.look(folder))).collect();
+        let Some((folder, _)) = looks.iter().find(|(_, look)| look.is_ok()) else {
+            let Header { name, package, .. } = header;
+            let said = |(folder, look): &(&PathBuf, Result<(), String>)| {
+                format!("\n  {} ({})", folder.display(), look.as_ref().err().map_or("", String::as_str))
+            };
+            let looked: String = looks.iter().filter(|(folder, _)| !folder.ends_with("cccl")).map(said).collect();
             panic!(
-                "the feature `cuda` needs the header {header}, which is in none of these folders: {}. Install it beside torch \
-                 by `pip install '{package}'`, or with the CUDA toolkit 13.0 and NCCL; ACCELERATE_CUDA_INCLUDE names other \
-                 folders, as PATH does",
-                looked.join(", ")
-            );
+                "the feature `cuda` needs the header {name} of CUDA 13 and NCCL 2.28, as libtorch 2.11.0 was built with. Install it \
+                 beside the Python package torch by `pip install '{package}'`, or with the CUDA toolkit, or name its folder in \
+                 ACCELERATE_CUDA_INCLUDE, which lists folders as PATH does. It was looked for in:{looked}"
+            )
         };
-        // The compiler looks into its own folders by itself, and in their order.
-        if !folder.starts_with("/usr/include") && !folders.contains(folder) {
-            folders.push(folder.clone());
+        if !of_compiler.contains(folder) && !folders.contains(folder) {
+            folders.push((*folder).clone());
         }
     }
     folders

@@ -256,11 +256,11 @@ fn a_folder_of_checkpoints_that_cannot_be_read_is_an_error_on_all_ranks() {
 
 /// What stands at `there` where the folder of a checkpoint is to be made, or one above it.
 #[rstest]
-#[case::a_file(|there: &Path| fs::write(there, "a file").unwrap(), "", "there is a file, and a folder is wanted")]
+#[case::a_file(|there: &Path| fs::write(there, "a file").unwrap(), "", "there is a file, where a folder is needed")]
 #[case::a_link_to_nothing(|there: &Path| symlink("nothing", there).unwrap(), "", "there is a link to nothing, where")]
 #[case::a_link_to_a_file(|there: &Path| symlink("/dev/null", there).unwrap(), "", "there is a link to /dev/null, where")]
-#[case::a_file_and_no_slash(|there: &Path| fs::write(there, "a file").unwrap(), ".", "there is a file, and a folder is wanted")]
-#[case::a_file_above(|there: &Path| fs::write(there, "a file").unwrap(), "a/b", "there is a file, and a folder is wanted")]
+#[case::a_file_and_no_slash(|there: &Path| fs::write(there, "a file").unwrap(), ".", "there is a file, where a folder is needed")]
+#[case::a_file_above(|there: &Path| fs::write(there, "a file").unwrap(), "a/b", "there is a file, where a folder is needed")]
 #[case::a_link_above(|there: &Path| symlink("nothing", there).unwrap(), "a/b", "there is a link to nothing, where")]
 fn what_stands_where_a_checkpoint_is_to_be_made_is_named(
     #[case] put: fn(&Path),

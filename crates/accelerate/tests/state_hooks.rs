@@ -144,8 +144,8 @@ fn what_is_wrong_on_one_rank_is_an_error_on_all_and_nothing_is_saved(
 
 /// It would call itself until the stack is full. After the error, a save without such a hook succeeds.
 #[rstest]
-#[case::save(false, "save_state is called by a hook")]
-#[case::load(true, "load_state is called by a hook")]
+#[case::save(false, "save_state cannot be called in a save or load hook")]
+#[case::load(true, "load_state cannot be called in a save or load hook")]
 fn a_hook_cannot_call_what_calls_it(#[values(1, 2)] world_size: usize, #[case] loads: bool, #[case] wanted: &str) {
     let folder = tempfile::tempdir().unwrap();
     let (path, other) = (folder.path().join("checkpoint"), folder.path().join("other"));

@@ -40,8 +40,8 @@ pub(crate) fn run(arguments: Arguments, words: &[OsString]) -> Result<ExitCode, 
     let resolved = check_working_folder().and_then(|()| resolved(&arguments, &config_file::variable));
     let mut run = None;
     let found = resolved.and_then(|resolved| {
-        let over = over::check(&resolved.run, SystemTime::now(), &config_file::variable)?;
         run = Some(resolved.run.clone());
+        let over = over::check(&resolved.run, SystemTime::now(), &config_file::variable)?;
         let (resolved, place) = placed(resolved, &arguments.cluster)?;
         Ok((resolved, place, over))
     });

@@ -79,9 +79,15 @@ impl ClusterJob {
     /// assert!(job.check(Manifest::TrainJob).unwrap_err().to_string().contains("may have 128"));
     /// ```
     pub fn check(&self, kind: Manifest) -> Result<()> {
-        for (what, found) in [("--nodes", self.num_nodes), ("--max_restarts", self.max_restarts)] {
-            if found > MOST_OF_SCHEMA {
-                return Err(Kind::ManifestNumber { what, found, most: MOST_OF_SCHEMA }.into());
+        // Of 0 a launch makes a free port, which other pods would not know.
+        let port = usize::from(self.main_process_port.unwrap_or(PORT));
+        for (what, found, least, most) in [
+            ("--nodes", self.num_nodes, 0, MOST_OF_SCHEMA),
+            ("--max_restarts", self.max_restarts, 0, MOST_OF_SCHEMA),
+            ("--main_process_port", port, 1, usize::from(u16::MAX)),
+        ] {
+            if !(least..=most).contains(&found) {
+                return Err(Kind::ManifestNumber { what, found, least, most }.into());
             }
         }
         if !image::is_image(&self.image) {

@@ -35,7 +35,7 @@ use crate::config::{LaunchConfig, MAX_LOCAL_PROCESSES};
 use crate::failure::Ended;
 use crate::plan::Plan;
 
-/// The path by which a program starts itself, whatever has become of its file.
+/// The path by which a program starts itself, even if its file was replaced.
 const OWN_PROGRAM: &str = "/proc/self/exe";
 
 /// How often a page is read until nothing in it was just being written. A rank that is stopped may have been writing.
@@ -62,7 +62,7 @@ pub(crate) fn new_launcher_name() -> LauncherName {
     }
 }
 
-/// As people know it: the link by which a program starts itself says nothing of it.
+/// The words of a command, with the path of the program where it starts itself.
 fn shown_command<'a>(words: impl Iterator<Item = &'a OsStr>) -> Vec<String> {
     let name = |word: &OsStr| match std::env::current_exe().ok().filter(|_| word == OWN_PROGRAM) {
         Some(own) => own.to_string_lossy().into_owned(),

@@ -121,7 +121,7 @@ pub(crate) fn plan(context: &Context<'_>) -> Result<Found> {
     Found::figure(figures.join(", "))
 }
 
-/// Steps that hold on to what they made would end a long run. Of each engine and precision, with a save and an evaluation in between.
+/// Steps that hold on to what they made would end a long run. Of each engine and precision, with saves in between.
 pub(crate) fn steady(context: &Context<'_>) -> Result<Found> {
     const NUM_STEPS: usize = 40;
     if !context.is_cuda() {

@@ -251,7 +251,7 @@ pub(crate) fn shared_gpu(context: &Context<'_>) -> Result<Found> {
     let place = Place { is_cuda: true, over_nccl: true };
     let ended = notebook_launcher(context.workers, collectives_rank, place, &processes(2));
     let said = ended.err().context("two ranks of NCCL were connected on one GPU")?.to_string();
-    for words in ["two processes have the same one", "--num_processes"] {
+    for words in ["two processes use the same GPU", "--num_processes"] {
         ensure!(said.contains(words), "the ranks do not say {words:?}: {said}");
     }
     Found::figure("it is refused, with its cure")

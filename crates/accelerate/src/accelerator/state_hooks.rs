@@ -181,7 +181,7 @@ impl Accelerator {
         self.0.load_hooks.add(Arc::new(hook))
     }
 
-    /// Fails where a hook makes a call that would call the hooks again. On this rank alone, and before anything else: what other ranks'
+    /// Fails where a hook makes a call that would run hooks again, without end if it is its own. On this rank alone, and before anything else: what other ranks'
     /// hooks do is not known, and an error of a hook is one on all ranks.
     pub(super) fn check_outside_of_hooks(&self, call: &'static str) -> Result<()> {
         let own = thread::current().id();

@@ -52,13 +52,16 @@ fn cannot_create(folder: &Path, error: io::Error) -> WeightsError {
     // With a slash at the end the system looks for what is behind a link, and finds nothing.
     let without_slash: PathBuf = folder.components().collect();
     let there = without_slash.ancestors().find_map(|path| Some((path, path.symlink_metadata().ok()?)));
-    let Some((path, metadata)) = there.filter(|(path, _)| !path.is_dir()) else {
+    // A link may lead to where this process cannot look.
+    let is_no_folder =
+        |path: &Path| path.metadata().map_or_else(|error| error.kind() == io::ErrorKind::NotFound, |it| !it.is_dir());
+    let Some((path, metadata)) = there.filter(|(path, _)| is_no_folder(path)) else {
         return io_error("create", folder)(error);
     };
     let found = match fs::read_link(path) {
         Ok(target) => format!("a link to {}, where there is no folder", target.display()),
         Err(_) if metadata.is_file() => "a file".to_owned(),
-        Err(_) => "something else than a folder".to_owned(),
+        Err(_) => "neither a file nor a folder".to_owned(),
     };
     WeightsError::NoRoomForFolder { folder: folder.to_owned(), in_the_way: path.to_owned(), found }
 }

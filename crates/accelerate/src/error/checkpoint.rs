@@ -99,8 +99,8 @@ pub(crate) enum CheckpointError {
     UnscaledGradients,
 
     #[error(
-        "{call} is called by a hook that runs before a state is saved or loaded, and would call it again without end; call it after the \
-         save_state or load_state that has called the hook, and in a hook save_model or load_checkpoint_in_model"
+        "{call} cannot be called in a save or load hook; call it after the save_state or load_state that runs the hook, and in a hook \
+         use save_model or load_checkpoint_in_model"
     )]
     WithinHook { call: &'static str },
 

@@ -38,9 +38,9 @@ pub(crate) enum CollectiveError {
     AfterFork { op: &'static str },
 
     #[error(
-        "{place}, {call} goes over NCCL, which needs a GPU for each process, and two processes have the same one. Start no more \
-         processes on a machine than it has GPUs (accelerate launch --num_processes), give each a GPU of its own in \
-         CUDA_VISIBLE_DEVICES, let Gloo connect them (InitProcessGroupKwargs.backend), or train on the CPU (--cpu)"
+        "{place}, {call}: NCCL needs one GPU for each process, but two processes use the same GPU. Start no more processes on a machine \
+         than it has GPUs (accelerate launch --num_processes), give each a GPU of its own in CUDA_VISIBLE_DEVICES, let Gloo connect \
+         them (InitProcessGroupKwargs.backend), or train on the CPU (--cpu)"
     )]
     SharedGpu { place: String, call: CollectiveCall, source: torch_ext::Error },
 

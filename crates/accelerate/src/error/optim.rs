@@ -37,8 +37,8 @@ pub(crate) enum OptimError {
     )]
     TooManySteps { scheduler: &'static str, found: usize },
     #[error(
-        "the saved state is that of the schedule {}, but {scheduler} was to load it, where the same step has another learning rate; \
-         it was not taken. Build the schedule that the state was saved of, and begin another one only after loading",
+        "the state was saved by the schedule {} and cannot be loaded into {scheduler}, whose learning rates are others; it was not taken. \
+         Load it into the schedule that saved it, and make another one afterwards",
         Name(found)
     )]
     OtherScheduler { scheduler: &'static str, found: String },

@@ -166,7 +166,7 @@ pub(crate) enum StateError {
     NotAvailable { feature: String, cure: &'static str },
 
     #[error(
-        "DistributedDataParallel: parameters {names} got no gradient in the last backward pass, so their gradients cannot be averaged. Use them in the loss, freeze them, or set DistributedDataParallelKwargs.find_unused_parameters to true"
+        "DistributedDataParallel: parameters {names} got no gradient in the last backward pass, so their gradients cannot be averaged. Use them in the loss, freeze them before `prepare`, or set DistributedDataParallelKwargs.find_unused_parameters to true"
     )]
     UnusedParameters { names: String, source: torch_ext::Error },
 

@@ -20,7 +20,7 @@ pub(crate) enum WeightsError {
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
 
     #[error(
-        "cannot create the folder {}: {} is {found}, and a folder is wanted there; move it away, or name another folder",
+        "cannot create the folder {}: {} is {found}, where a folder is needed; move it away, or name another folder",
         folder.display(), in_the_way.display()
     )]
     NoRoomForFolder { folder: PathBuf, in_the_way: PathBuf, found: String },

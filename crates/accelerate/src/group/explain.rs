@@ -6,14 +6,16 @@ use crate::error::{CollectiveCall, CollectiveError, Error, Failure, StoreState};
 use accelerate_core::status::BACKWARD;
 use std::sync::atomic::Ordering;
 
-/// What NCCL says, as an invalid usage, where two ranks come with one GPU.
-const NCCL_SHARED_GPU: &str = "Duplicate GPU detected";
+/// NCCL says so, as an invalid usage, where two ranks come with one GPU.
+fn is_of_shared_gpu(error: &torch_ext::Error) -> bool {
+    error.message().contains("Duplicate GPU detected")
+}
 
 impl Group {
     /// Turns a failure inside the reducer's own collectives into one that names the ranks.
     pub(crate) fn explain_reducer(&self, error: torch_ext::Error) -> crate::Error {
         match &self.inner.links {
-            Some(links) if error.is_timeout() || error.is_connection() => {
+            Some(links) if error.is_timeout() || error.is_connection() || is_of_shared_gpu(&error) => {
                 let sequence = self.next_sequence();
                 self.explain(links, BACKWARD, sequence, String::new(), error)
             }
@@ -70,14 +72,19 @@ impl Group {
         let call = CollectiveCall { op: op.to_owned(), sequence, shape };
         if !(source.is_timeout() || source.is_connection()) {
             // An argument that is refused has not been sent to anybody.
-            if !source.is_invalid_argument() {
+            let is_argument = source.is_invalid_argument();
+            let error = match is_of_shared_gpu(&source) {
+                true => {
+                    CollectiveError::SharedGpu { place: self.inner.members.own_place(), call: call.clone(), source }
+                        .into()
+                }
+                false => Error::from(source),
+            };
+            if !is_argument {
                 // The others learn it before the connections of this process close; without the store, nobody does.
-                let _ = links.journal.fail(&call, &source.to_string());
+                let _ = links.journal.fail(&call, &error.to_string());
             }
-            if source.message().contains(NCCL_SHARED_GPU) {
-                return CollectiveError::SharedGpu { place: self.inner.members.own_place(), call, source }.into();
-            }
-            return source.into();
+            return error;
         }
         self.is_out_of_step.store(true, Ordering::Relaxed);
         let (findings, mut to_blame) = links.journal.ask(&call, links.timeout, &|rank| self.long_call_of(rank));

@@ -11,16 +11,19 @@ use crate::error::{CollectiveCall, Findings, StoreState};
 use std::time::{Duration, Instant};
 use torch_ext::Store;
 
-/// How long a failed rank waits for the others to fail too and publish. A rank that came when this one failed has been in its call
-/// for long by then, and its watch has looked and said so.
-const GRACE: Duration = LONG.saturating_mul(2);
+/// How long a failed rank waits for the others to fail too and publish: then they say themselves where they are, with their shapes.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// How long it waits for a rank of which nothing is known then. Had that rank come when this one failed, it would have been in its call for
+/// long by now, and its watch would have published that.
+const GRACE_OF_UNKNOWN: Duration = LONG.saturating_mul(2);
 
 /// How often a failed rank looks whether it knows of everybody.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long the rank that keeps the store waits for others to read, which takes them the time above, and milliseconds where everybody
-/// is there.
-const READING: Duration = GRACE.saturating_add(Duration::from_secs(1));
+/// How long the rank that keeps the store waits for others to read, which takes them up to the time above, and milliseconds where
+/// everybody is there.
+const READING: Duration = GRACE_OF_UNKNOWN.saturating_add(Duration::from_secs(1));
 
 /// Says in which call of the group a rank of the job has been for long, if in any.
 type LongCall<'a> = dyn Fn(usize) -> torch_ext::Result<Option<CollectiveCall>> + 'a;
@@ -159,16 +162,22 @@ impl Journal {
         self.store.wait(&readers, READING.min(deadline))
     }
 
-    /// Returns once every other rank has failed or is in a call for long, or after the time.
-    fn wait_for_others(&self, time: Duration, long_call: &LongCall<'_>) -> torch_ext::Result<()> {
+    /// Returns once every other rank has failed, or is in a call for long, or has had its time.
+    fn wait_for_others(&self, deadline: Duration, long_call: &LongCall<'_>) -> torch_ext::Result<()> {
         let begun = Instant::now();
+        let keys: Vec<String> = self.others().map(key).collect();
+        let names: Vec<&str> = keys.iter().map(String::as_str).collect();
+        if has_come(self.store.wait(&names, GRACE.min(deadline)))? {
+            return Ok(());
+        }
+        let time = GRACE_OF_UNKNOWN.min(deadline);
         for rank in self.others() {
             while long_call(self.members.in_job(rank))?.is_none() {
-                match self.store.wait(&[&key(rank)], LOOK.min(time)) {
-                    Ok(()) => break,
-                    Err(error) if !error.is_timeout() => return Err(error),
-                    Err(_) if time <= begun.elapsed() => return Ok(()),
-                    Err(_) => {}
+                if has_come(self.store.wait(&[&key(rank)], LOOK.min(time)))? {
+                    break;
+                }
+                if time <= begun.elapsed() {
+                    return Ok(());
                 }
             }
         }
@@ -188,7 +197,7 @@ impl Journal {
         if !(explained.0.left.is_empty() && explained.0.failed.is_empty()) {
             return Ok(explained);
         }
-        self.wait_for_others(GRACE.min(deadline), long_call)?;
+        self.wait_for_others(deadline, long_call)?;
         // A rank may have said so meanwhile.
         let (mut findings, processes) = self.explained(mine.sequence)?;
         let has_said = |findings: &Findings, rank| findings.left.iter().chain(&findings.failed).any(|it| it.0 == rank);
@@ -213,6 +222,15 @@ impl Journal {
             }
         }
         Ok((findings, processes))
+    }
+}
+
+/// Is there what was waited for? The time that it may take is over, if not.
+fn has_come(waited: torch_ext::Result<()>) -> torch_ext::Result<bool> {
+    match waited {
+        Ok(()) => Ok(true),
+        Err(error) if error.is_timeout() => Ok(false),
+        Err(error) => Err(error),
     }
 }
 
@@ -244,6 +262,21 @@ mod tests {
 
     fn call(op: &str, sequence: u64) -> CollectiveCall {
         CollectiveCall { op: op.into(), sequence, shape: "[2] Float".into() }
+    }
+
+    /// A rank that has just come is in its call, although nothing says so at first.
+    #[test]
+    fn a_rank_whose_watch_has_not_looked_yet_is_not_blamed() {
+        let store = Store::hash().unwrap();
+        let journal = Journal::new(&store, Members::all(0, 2)).unwrap();
+        let own = call("all_reduce", 2);
+        let num_asked = std::sync::atomic::AtomicUsize::new(0);
+        let after_a_while = |_rank: usize| {
+            let is_known = num_asked.fetch_add(1, Ordering::Relaxed) > 0;
+            Ok(is_known.then(|| call("all_reduce", 2)))
+        };
+        let (findings, _) = journal.collect(&own, Duration::from_secs(600), &after_a_while).unwrap();
+        assert!(findings.silent.is_empty() && findings.elsewhere.is_empty(), "{findings:?}");
     }
 
     #[test]

@@ -103,8 +103,8 @@ impl Steps {
     }
 }
 
-/// Whether a step is skipped, on the device of the tensors of a batch: parameters that are offloaded are not where losses are scaled.
-/// A copy to the CPU waits for the device.
+/// `found_inf`, copied to the device of a batch if it is on another one: parameters that are offloaded are not where losses are scaled. A
+/// copy to the CPU waits for the device.
 pub(super) fn found_inf_beside(tensors: &TensorVec, found_inf: Option<&Tensor>) -> Result<Option<Tensor>> {
     let (Some(found_inf), false) = (found_inf, tensors.is_empty()) else { return Ok(None) };
     Ok(Some(found_inf.f_to_device(tensors.get(0)?.device())?))

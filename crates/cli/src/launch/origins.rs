@@ -1,4 +1,4 @@
-//! Where the settings come from that an error calls by their flags.
+//! Where the settings come from that an error is about.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use accelerate_core::config::{RunConfig, settings};
 use accelerate_core::files::in_one_line;
 use accelerate_core::settings::Origin;
 
-/// The text of an error, and below it each flag that it names and nobody has typed, because a file or a variable says it.
+/// The text of an error, and below it where each setting comes from that it names and nobody has typed.
 pub(super) fn with_origins(run: &RunConfig, text: &str) -> String {
     let mut told = text.to_owned();
     for setting in settings().filter(|setting| !setting.is_secret()) {
@@ -16,18 +16,21 @@ pub(super) fn with_origins(run: &RunConfig, text: &str) -> String {
         let origin = origin.to_string();
         if let Some(value) = run.text(setting).filter(|_| !text.contains(&origin)) {
             // Writing to a string cannot fail.
-            let _ = write!(told, "\n  {flag} {} is said by {origin}", in_one_line(&value));
+            let _ = write!(told, "\n  {flag} {} comes from {origin}", in_one_line(&value));
         }
     }
     told
 }
 
-/// Is `--flag` a word of the text, and not the beginning of a longer one?
+/// Is the flag, or the setting that is called like it, a word of the text, and not a part of a longer one?
 fn names(text: &str, flag: &str) -> bool {
-    let word = format!("--{flag}");
-    text.match_indices(&word).any(|(start, _)| {
-        let next = text[start + word.len()..].chars().next();
-        !next.is_some_and(|next| next.is_ascii_alphanumeric() || next == '_' || next == '-')
+    let is_part = |next: Option<char>| next.is_some_and(|next| next.is_ascii_alphanumeric() || "_-".contains(next));
+    text.match_indices(flag).any(|(start, _)| {
+        let (before, behind) = (&text[..start], &text[start + flag.len()..]);
+        let is_flag = before.strip_suffix("--").is_some_and(|before| !is_part(before.chars().next_back()));
+        // Words such as `hosts` mean other things, too.
+        let is_setting = flag.contains('_') && !is_part(before.chars().next_back());
+        (is_flag || is_setting) && !is_part(behind.chars().next())
     })
 }
 
@@ -37,10 +40,12 @@ mod tests {
     use rstest::rstest;
 
     #[rstest]
-    #[case("--nnodes 1:3 needs", "nnodes", true)]
+    #[case("2 hosts are", "hosts", false)]
+    #[case("---num_machines", "num_machines", false)]
+    #[case("min_num_machines", "num_machines", false)]
     #[case("use --num_machines, or", "num_machines", true)]
     #[case("use --num_machines_x", "num_machines", false)]
-    #[case("num_machines is 2", "num_machines", false)]
+    #[case("num_machines is 2", "num_machines", true)]
     #[case("--tee", "tee", true)]
     fn flags_are_found_as_words(#[case] text: &str, #[case] flag: &str, #[case] wanted: bool) {
         assert_eq!(names(text, flag), wanted);

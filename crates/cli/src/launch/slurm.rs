@@ -166,8 +166,8 @@ enum Contradiction {
     #[error("num_processes is {num_processes}, and the job has {nodes} nodes; use at least one process for each")]
     TooFew { num_processes: usize, nodes: usize },
     #[error(
-        "num_processes is {num_processes} on {nodes} nodes, and one machine may have {MAX_LOCAL_PROCESSES}; use fewer processes, or more \
-         nodes"
+        "num_processes is {num_processes} on {nodes} nodes, and a machine may run at most {MAX_LOCAL_PROCESSES} processes; use fewer, or \
+         more nodes"
     )]
     TooMany { num_processes: usize, nodes: usize },
     #[error("num_processes is {num_processes}, and pods have equal numbers; use a multiple of the {nodes} nodes")]
@@ -268,7 +268,11 @@ pub(super) fn run(
             let code = error.downcast_ref().map_or(1, tools::SlurmError::exit_code);
             failed(error.as_ref(), code)
         })),
-        (Err(error), _) => Ok(failed(error.as_ref(), 2)),
+        (Err(error), _) => {
+            let text = super::with_origins(run, &error.to_string());
+            crate::print_error(super::SPEAKER, error.as_ref(), &text);
+            Ok(ExitCode::from(2))
+        }
     }
 }
 

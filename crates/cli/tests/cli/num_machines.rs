@@ -54,8 +54,8 @@ fn an_error_says_who_has_said_what_it_is_about() {
         2,
         &[
             "--num_processes 3 counts the processes of all machines",
-            "\n  num_processes 3 is said by environment variable ACCELERATE_NUM_PROCESSES",
-            "\n  num_machines 2 is said by ",
+            "\n  num_processes 3 comes from environment variable ACCELERATE_NUM_PROCESSES",
+            "\n  num_machines 2 comes from ",
             "run.yaml:1:1",
         ],
     );
@@ -64,5 +64,5 @@ fn an_error_says_who_has_said_what_it_is_about() {
     command.args(["--main_process_ip", "127.0.0.1", "true"]);
     let ended = finished(command);
     ended.expect(2, &["--num_processes 3 counts"]);
-    assert!(!ended.stderr.contains("is said by"), "{ended:?}");
+    assert!(!ended.stderr.contains("comes from"), "{ended:?}");
 }

@@ -60,8 +60,8 @@ pub(crate) enum EnvironmentErrorKind {
     )]
     TooManyProcesses { job_id: String, most: usize },
     #[error(
-        "--time {time} is no longer than the {lead} s before its end at which a job with --requeue is told to save (--stop_margin and \
-         30 s), so it would be queued again without having trained; ask for more time, or say a smaller --stop_margin"
+        "--time {time} is too short: with --requeue the job is told to save {lead} s before its end (--stop_margin and 30 s), and Slurm \
+         may do so a minute earlier, so it would be queued again before it had trained; ask for more time, or say a smaller --stop_margin"
     )]
     ShortTime { time: String, lead: u64 },
     #[error(
@@ -81,11 +81,11 @@ pub(crate) enum EnvironmentErrorKind {
          --emit kubernetes"
     )]
     TrainJobLimit { found: usize, most: usize, what: &'static str },
-    #[error("{what} is {found}, and a manifest for Kubernetes can hold {most}; use a smaller number")]
-    ManifestNumber { what: &'static str, found: usize, most: usize },
+    #[error("{what} is {found}, and Kubernetes allows from {least} to {most}; use another number")]
+    ManifestNumber { what: &'static str, found: usize, least: usize, most: usize },
     #[error(
-        "another launcher has made this launch {world}, and {what}, as would each of the others; start the program itself with that \
-         launcher, or {cure}"
+        "another launcher has made this launch {world}, and {what}. The launches of the other ranks would do the same; start the program \
+         itself with that launcher, or {cure}"
     )]
     LaunchWithinWorld { world: String, what: String, cure: String },
     #[error(

@@ -66,7 +66,7 @@ pub(crate) enum HostsErrorKind {
     RangeWithoutList { least: usize, most: usize },
     #[error(
         "there are {num_machines} machines, and nothing says which one this is, so each would take itself for machine 0; say \
-         --machine_rank on each, counted from 0 (the rdzv_backend c10d assigns no numbers here), or name the machines with --hosts and \
+         --machine_rank on each, counted from 0 (unlike torchrun, a launch gets no number from the rdzv_backend), or name the machines with --hosts and \
          start all of them from one place"
     )]
     NoMachineRank { num_machines: usize },

@@ -68,7 +68,7 @@ impl ValueKind {
             Self::Object => "an object, such as {\"key\": 1}".to_owned(),
             Self::OffloadTarget => "cpu, or an object with a folder such as {\"nvme\": \"/local_nvme\"}".to_owned(),
             Self::Streams => {
-                "0 (none), 1 (standard output), 2 (standard error), 3 (both), or a list by local rank such as 0:1,1:3"
+                "0 (none), 1 (standard output), 2 (standard error), 3 (both), or a list with each local rank once, such as 0:1,1:3"
                     .to_owned()
             }
             Self::RendezvousOptions => {

@@ -104,8 +104,8 @@ fn numbers_that_name_no_rank_are_told(#[case] environment: &str, #[case] wanted:
 #[case::one_process(InnerLaunch { num_processes: 1, ..Default::default() }, None)]
 #[case::several(
     InnerLaunch { num_processes: 3, ..Default::default() },
-    Some("start 3 processes as a run of its own, as would each of the others; start the program itself with that launcher, or say \
-          --num_processes 1 for one process as that rank, or make one run of all these launches with --num_machines 2 \
+    Some("start 3 processes as a run of its own. The launches of the other ranks would do the same; start the program itself with that \
+          launcher, or say --num_processes 1 for one process as that rank, or make one run of all these launches with --num_machines 2 \
           --machine_rank 1 --num_processes 6")
 )]
 #[case::machines(

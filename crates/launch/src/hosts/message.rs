@@ -188,7 +188,7 @@ pub(super) fn line(message: &impl Serialize) -> Vec<u8> {
 /// Something that an agent has said, taken out of the bytes of its connection.
 #[derive(Debug, PartialEq)]
 pub(super) enum Said {
-    /// What a remote shell says before the agent runs, or after: a line.
+    /// What a remote shell says before the agent runs: a line.
     Noise(Vec<u8>),
     /// It runs, in this version.
     Greeting(String),
@@ -238,6 +238,11 @@ impl Decoder {
     /// The next thing that is complete.
     pub(super) fn next(&mut self) -> Result<Option<Said>, Nonsense> {
         loop {
+            if self.has_ended {
+                // It is a remote shell's, and of no use to anybody.
+                self.taken(self.bytes.len() - self.start);
+                return Ok(None);
+            }
             if let Some((source, num_bytes)) = self.output {
                 if self.bytes.len() - self.start < num_bytes {
                     return Ok(None);
@@ -246,10 +251,10 @@ impl Decoder {
                 return Ok(Some(Said::Output(source, self.taken(num_bytes))));
             }
             let Some(line) = self.line()? else { return Ok(None) };
-            if !self.has_greeted || self.has_ended {
+            if !self.has_greeted {
                 let text = String::from_utf8_lossy(&line);
                 // A shell may print without ending its line.
-                if let Some((_, version)) = text.split_once(GREETING).filter(|_| !self.has_ended) {
+                if let Some((_, version)) = text.split_once(GREETING) {
                     self.has_greeted = true;
                     // Behind a terminal, lines end with two characters.
                     return Ok(Some(Said::Greeting(version.trim_end().to_owned())));
@@ -325,6 +330,7 @@ mod tests {
             output.to_vec(),
             line(&end),
             b"Good bye! accelerate agent 1.3\n".to_vec(),
+            b"no end of line".to_vec(),
         ]
         .concat()
     }
@@ -346,7 +352,6 @@ mod tests {
             Said::Greeting("1.2".to_owned()),
             Said::Output(SOURCE, b"a line\nhalf of {\"Ended\": \xff\n".to_vec()),
             Said::Message(FromAgent::Ended(AgentEnd::stopped())),
-            Said::Noise(b"Good bye! accelerate agent 1.3\n".to_vec()),
         ];
         assert_eq!(said, expected);
     }

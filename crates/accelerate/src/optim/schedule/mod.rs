@@ -114,7 +114,7 @@ pub trait LrScheduler: Send + 'static {
 pub struct SchedulerState {
     /// The type of the schedule, such as `StepLr`: no other one takes its state, since the same step would mean another rate. `None`
     /// in states of PyTorch's, which do not say it, and in those of earlier versions: whatever loads them has to know. A schedule
-    /// of your own may leave it out.
+    /// of your own may set it to `None`.
     #[serde(rename = "_scheduler_type", default, skip_serializing_if = "Option::is_none")]
     pub scheduler_type: Option<String>,
     /// Steps since the start.

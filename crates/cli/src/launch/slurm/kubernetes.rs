@@ -93,7 +93,7 @@ pub(super) fn manifest(
     let of_runtime = [
         ("--requeue", restarts, flags.requeue),
         ("--max_restarts", restarts, max_restarts > 0),
-        ("main_process_port", "at which port ranks meet", main_process_port.is_some()),
+        ("--main_process_port", "at which port ranks meet", main_process_port.is_some()),
     ];
     if let (Some((flag, what, _)), Manifest::TrainJob) = (of_runtime.into_iter().find(|(.., is_said)| *is_said), kind) {
         return Err(ManifestError::OfRuntime { flag, what }.into());
