@@ -37,8 +37,8 @@ pub(crate) enum OptimError {
     )]
     TooManySteps { scheduler: &'static str, found: usize },
     #[error(
-        "the state was saved by the schedule {} and cannot be loaded into {scheduler}, whose learning rates are others; it was not taken. \
-         Load it into the schedule that saved it, and make another one afterwards",
+        "the state was saved by the schedule {}, but {scheduler}, whose learning rates are others, was to load it; nothing was loaded. \
+         Load it into the schedule that saved it, and change to another schedule afterwards",
         Name(found)
     )]
     OtherScheduler { scheduler: &'static str, found: String },
