@@ -96,7 +96,19 @@ impl<B> Parts<B> {
         Self { skip_batches: self.skip_batches + num_batches, ..self.clone() }
     }
 
+    /// Where the next pass has to go on, if anywhere. Generators stand as in the saved run afterwards, also where the user has set
+    /// another epoch than that of the state that was loaded.
+    pub(crate) fn resume(&self) -> Result<Option<DataLoaderState>> {
+        if let Some(state) = self.progress.take_passed_over() {
+            self.source.pass_over(&state)?;
+        }
+        Ok(self.progress.resume())
+    }
+
     pub(crate) fn state(&self) -> Result<DataLoaderState> {
+        if let Some(state) = self.resume()? {
+            return Ok(state);
+        }
         Ok(self.progress.state(self.source.idle_state()?))
     }
 
@@ -207,7 +219,7 @@ impl<B: Send + 'static, K> DataLoader<B, K> {
     /// When the sampler fails, threads cannot be started, or the order is another than that of the run that is
     /// resumed.
     pub fn iter(&self) -> Result<Batches<B, K>> {
-        let (resume, epoch) = (self.parts.progress.resume(), self.parts.progress.epoch());
+        let (resume, epoch) = (self.parts.resume()?, self.parts.progress.epoch());
         let Begun { pass, start } =
             self.parts.source.begin(self.parts.plan(Sharding::whole(), resume.as_ref(), None))?;
         self.parts.progress.begin(epoch, start, resume);

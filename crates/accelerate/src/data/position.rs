@@ -171,6 +171,8 @@ struct Inner {
     pass: Option<UnderWay>,
     /// Where the next pass has to go on.
     resume: Option<DataLoaderState>,
+    /// What was to be resumed before the user set another epoch.
+    passed_over: Option<DataLoaderState>,
     /// The seed of the run that is resumed, for all its passes.
     seed: Option<u64>,
     /// How often the loader was put elsewhere.
@@ -196,13 +198,18 @@ impl Progress {
         inner.resume.as_ref().map_or(inner.epoch, |state| state.epoch)
     }
 
-    /// The user's word: what was to be resumed is forgotten.
+    /// The user's word: a pass of another epoch is not resumed.
     pub(crate) fn set_epoch(&self, epoch: usize) {
         let mut inner = self.lock();
         if inner.resume.as_ref().is_some_and(|state| state.epoch != epoch) {
-            inner.resume = None;
+            inner.passed_over = inner.resume.take();
         }
         inner.epoch = epoch;
+    }
+
+    /// The state that was loaded but whose epoch is not resumed, once.
+    pub(crate) fn take_passed_over(&self) -> Option<DataLoaderState> {
+        self.lock().passed_over.take()
     }
 
     pub(crate) fn load(&self, state: DataLoaderState) {
@@ -210,6 +217,7 @@ impl Progress {
         inner.epoch = state.epoch;
         inner.seed = state.shuffle_seed;
         inner.pass = None;
+        inner.passed_over = None;
         inner.resume = Some(state);
         inner.num_loads += 1;
     }
@@ -256,9 +264,6 @@ impl Progress {
     /// `idle` is where the loader stands between passes.
     pub(crate) fn state(&self, idle: DataLoaderState) -> DataLoaderState {
         let inner = self.lock();
-        if let Some(state) = &inner.resume {
-            return state.clone();
-        }
         match &inner.pass {
             Some(pass) => DataLoaderState {
                 epoch: pass.epoch,

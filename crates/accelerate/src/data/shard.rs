@@ -246,7 +246,7 @@ impl<B: Send + 'static, K> DataLoaderShard<B, K> {
         B: TensorTree,
     {
         let _called = crate::status::here();
-        let (resume, epoch) = (self.parts.progress.resume(), self.parts.progress.epoch());
+        let (resume, epoch) = (self.parts.resume()?, self.parts.progress.epoch());
         let num_resumed = resume.as_ref().map_or(0, |state| state.rows_delivered);
         if num_resumed > 0 && self.parts.skip_batches > 0 && self.sharding().rank == 0 {
             let num_skipped = self.parts.skip_batches;

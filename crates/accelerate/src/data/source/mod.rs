@@ -88,6 +88,12 @@ pub(crate) trait Source<B>: Send + Sync {
 
     fn num_rows(&self) -> Option<usize>;
 
+    /// Goes to where the saved run stands when the pass of `state` is over, for a loop that does not resume this pass: a generator of
+    /// the sampler has drawn its order then. Nothing for sources whose orders do not depend on earlier ones.
+    fn pass_over(&self, _state: &DataLoaderState) -> Result<()> {
+        Ok(())
+    }
+
     /// Where the source stands between two passes.
     fn idle_state(&self) -> Result<DataLoaderState>;
 

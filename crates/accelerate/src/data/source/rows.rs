@@ -28,10 +28,7 @@ impl<D: Dataset + 'static, B: Send + 'static> Source<B> for RowSource<D, B> {
         let (schedule, start) = match plan.resume {
             Some(state) if state.is_within_pass() => self.resumed_schedule(&plan, state)?,
             Some(state) => {
-                let between_passes = state.random.as_ref().and_then(|random| random.sampler.as_deref());
-                if let (Some(generator), Some(state)) = (self.sampler_generator(), between_passes) {
-                    generator.set_state(&Tensor::f_from_slice(state)?)?;
-                }
+                self.restore_sampler_generator(state)?;
                 self.schedule(&plan, None)?
             }
             None => self.schedule(&plan, None)?,
@@ -67,6 +64,17 @@ impl<D: Dataset + 'static, B: Send + 'static> Source<B> for RowSource<D, B> {
 
     fn num_rows(&self) -> Option<usize> {
         Some(self.recipe.dataset.len())
+    }
+
+    fn pass_over(&self, state: &DataLoaderState) -> Result<()> {
+        if self.restore_sampler_generator(state)? && state.is_within_pass() {
+            match &self.order {
+                Order::Rows { sampler, .. } => drop(order_of(&**sampler, state.epoch)?),
+                Order::Batches(sampler) => drop(sampler.batches(state.epoch)?),
+            }
+            self.order.pass_completed()?;
+        }
+        Ok(())
     }
 
     fn idle_state(&self) -> Result<DataLoaderState> {
@@ -174,6 +182,14 @@ impl<D: Dataset + 'static, B: Send + 'static> RowSource<D, B> {
             *sampler = Arc::new(random.to_seedable(seed));
         }
         Ok(Some(order))
+    }
+
+    /// Returns whether the sampler has a generator of its own, and the state one for it.
+    fn restore_sampler_generator(&self, state: &DataLoaderState) -> Result<bool> {
+        let saved = state.random.as_ref().and_then(|random| random.sampler.as_deref());
+        let (Some(generator), Some(saved)) = (self.sampler_generator(), saved) else { return Ok(false) };
+        generator.set_state(&Tensor::f_from_slice(saved)?)?;
+        Ok(true)
     }
 
     fn sampler_generator(&self) -> Option<SharedGenerator> {

@@ -3,8 +3,9 @@
 use super::*;
 use crate::Error;
 use crate::data::{
-    BatchSampler, Dataset, MapDataset, Sampler, SeedableRandomSampler, SendToDeviceOptions, skip_first_batches,
+    BatchSampler, Dataset, Generator, MapDataset, Sampler, SeedableRandomSampler, SendToDeviceOptions, skip_first_batches,
 };
+use rstest::rstest;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use tch::Device;
 
@@ -91,6 +92,42 @@ fn a_resumed_pass_is_followed_by_the_next_epoch() {
     let resumed = skip_first_batches(&loader, 3);
     assert_eq!(pass(resumed.iter().unwrap()).concat(), order_of_epoch(10, 4)[6..]);
     assert_eq!(pass(loader.iter().unwrap()).concat(), order_of_epoch(10, 5));
+}
+
+/// A generator of the sampler draws one order after the other, so the order of a later epoch depends on all before.
+#[rstest]
+#[case::within_the_pass(2)]
+#[case::after_its_last_batch(5)]
+#[case::after_the_pass(6)]
+fn a_saved_pass_that_another_epoch_follows_has_drawn_its_order(#[case] batches_before_saving: usize) {
+    let seeded = |seed| {
+        let generator = Generator::new_cpu().unwrap();
+        generator.manual_seed(seed).unwrap();
+        shard(numbered(10).batch_size(2).shuffle(true).generator(generator).build().unwrap(), 0, 1, &Default::default())
+    };
+    let running = seeded(3);
+    let mut batches = running.iter().unwrap();
+    batches.by_ref().take(batches_before_saving).for_each(drop);
+    let saved = running.state_dict().unwrap();
+    batches.for_each(drop);
+    running.set_epoch(1);
+    let wanted = pass(running.iter().unwrap());
+
+    let resumed = seeded(4);
+    resumed.load_state_dict(saved.clone());
+    resumed.set_epoch(1);
+    let saved_again = resumed.state_dict().unwrap();
+    assert_eq!(pass(resumed.iter().unwrap()), wanted);
+
+    let resumed_twice = seeded(5);
+    resumed_twice.load_state_dict(saved_again);
+    resumed_twice.set_epoch(1);
+    assert_eq!(pass(resumed_twice.iter().unwrap()), wanted);
+
+    let in_the_same_epoch = seeded(6);
+    in_the_same_epoch.load_state_dict(saved);
+    let rest = pass(in_the_same_epoch.iter().unwrap());
+    assert_eq!(rest.len(), if batches_before_saving == 6 { 5 } else { 5 - batches_before_saving });
 }
 
 #[test]
