@@ -68,7 +68,10 @@ fn every_kind_takes_its_own_state_and_that_of_no_other() {
                 continue;
             }
             let error = loaded.expect_err(&format!("{saving} into {loading}")).to_string();
-            assert!(error.contains(&format!("the schedule \"{saving}\"")) && error.contains(&format!("but {loading}")), "{error}");
+            assert!(
+                error.contains(&format!("the schedule \"{saving}\"")) && error.contains(&format!("but {loading}")),
+                "{error}"
+            );
             assert_eq!(scheduler.state_dict().unwrap(), before, "{saving} into {loading}");
         }
     }
@@ -126,7 +129,12 @@ fn load_state_names_both_schedules_and_changes_nothing() {
     let (optimizer, scheduler) = loading.prepare((optimizer, scheduler)).unwrap();
     let error = loading.load_state(folder.path()).unwrap_err();
     assert!(error.is_checkpoint(), "{error}");
-    let words = ["checkpoint.json", "scheduler: the state was saved by", "\"OneCycleLr\", but StepLr", "Load it into the schedule"];
+    let words = [
+        "checkpoint.json",
+        "scheduler: the state was saved by",
+        "\"OneCycleLr\", but StepLr",
+        "Load it into the schedule",
+    ];
     assert!(words.iter().all(|words| error.to_string().contains(words)), "{error}");
     assert_eq!((scheduler.get_last_lr(), optimizer.handle().get_lr(0).unwrap()), (vec![1.0], 1.0));
 }

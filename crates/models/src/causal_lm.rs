@@ -56,22 +56,25 @@ const IGNORED: i64 = -100;
 
 /// Of tokens whose followers other ranks may have.
 fn divided_loss(head: &Linear, logits: &Tensor, labels: &Tensor, sequence: &dyn DividedSequence) -> Result<Tensor> {
-    let logits = head.sharded_output().map_or(Ok(logits.shallow_clone()), |divided| divided.gather(logits))?;
-    let (_, _, vocab_size) = logits.size3()?;
     let labels = sequence.shift_labels(labels, IGNORED)?.f_reshape([-1])?;
-    let logits = logits.f_reshape([-1, vocab_size])?.f_to_kind(Kind::Float)?;
-    let sum = logits.f_cross_entropy_loss(&labels, None::<Tensor>, Reduction::Sum, IGNORED, 0.0)?;
+    let sum = cross_entropy(head, logits, &labels, Reduction::Sum)?;
     sequence.mean(&sum, &scalar::ne(&labels, IGNORED)?.f_sum(Kind::Float)?)
 }
 
 fn causal_lm_loss(head: &Linear, logits: &Tensor, labels: &Tensor) -> Result<Tensor> {
-    let (_, length, vocab_size) = logits.size3()?;
+    let (_, length, _) = logits.size3()?;
     let rest = (length - 1).max(0);
-    let logits = logits.f_narrow(1, 0, rest)?.f_reshape([-1, vocab_size])?.f_to_kind(Kind::Float)?;
     let labels = labels.f_narrow(1, length - rest, rest)?.f_reshape([-1])?;
+    cross_entropy(head, &logits.f_narrow(1, 0, rest)?, &labels, Reduction::Mean)
+}
+
+/// Of logits `[batch, length, classes]`, or of the slice of the classes that this rank has.
+fn cross_entropy(head: &Linear, logits: &Tensor, labels: &Tensor, reduction: Reduction) -> Result<Tensor> {
+    let (_, _, num_classes) = logits.size3()?;
+    let logits = logits.f_reshape([-1, num_classes])?.f_to_kind(Kind::Float)?;
     match head.sharded_output() {
-        Some(divided) => divided.cross_entropy(&logits, &labels, IGNORED),
-        None => Ok(logits.f_cross_entropy_loss(&labels, None::<Tensor>, Reduction::Mean, IGNORED, 0.0)?),
+        Some(divided) => divided.cross_entropy(&logits, labels, reduction, IGNORED),
+        None => Ok(logits.f_cross_entropy_loss(labels, None::<Tensor>, reduction, IGNORED, 0.0)?),
     }
 }
 

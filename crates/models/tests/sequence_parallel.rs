@@ -6,13 +6,14 @@ use accelerate::optim::{AdamW, Optimizer};
 use accelerate::tch::{self, Device, Kind, Tensor};
 use accelerate::{
     Accelerator, AcceleratorBuilder, FullyShardedDataParallelPlugin, MixedPrecision, ParallelismConfig, PreparedModel,
-    Result, SeedOptions, testing,
+    Result, SeedOptions, TorchTensorParallelPlugin, testing,
 };
 use accelerate_models::bert::{BertConfig, BertForSequenceClassification};
 use accelerate_models::gpt2::{GPT2Config, GPT2LMHeadModel};
 use accelerate_models::llama::{LlamaConfig, LlamaForCausalLM, LlamaModelType};
 use accelerate_models::{CausalLM, CausalLMInput, CausalLMOutput, GenerationConfig, generate};
 use rstest::rstest;
+use serde_json::json;
 
 /// Values that depend on the place alone, so that all ranks and runs have the same.
 fn fill(store: &ParamStore) {
@@ -438,12 +439,14 @@ fn shorter(accelerator: &Accelerator, length: i64) -> Result<()> {
     backward(accelerator, &model, &batch).map(drop)
 }
 
-/// Layers, heads and tokens are divided at the same time.
+/// Layers, heads and tokens are divided at the same time; with a head of its own also the logits, of an odd vocabulary.
 #[rstest]
-#[case("sp")]
-#[case("ring")]
-fn layers_and_sequences_are_divided_together(#[case] axis: &str) {
-    let wanted = testing::ranks(1, one(), |accelerator| run("llama", &accelerator, 4, Data::Plain)).unwrap();
+fn layers_and_sequences_are_divided_together(
+    #[values("sp", "ring")] axis: &str,
+    #[values(None, Some("colwise"), Some("colwise_gather_output"))] head: Option<&str>,
+    #[values(Data::Plain, Data::Ragged)] data: Data,
+) {
+    let wanted = testing::ranks(1, one(), |accelerator| run("llama", &accelerator, 4, data)).unwrap();
     let (cp_size, sp_size) = if axis == "sp" { (None, Some(2)) } else { (Some(2), None) };
     let axes = ParallelismConfig {
         cp_size,
@@ -452,8 +455,16 @@ fn layers_and_sequences_are_divided_together(#[case] axis: &str) {
         cp_comm_strategy: Some("alltoall".into()),
         ..Default::default()
     };
-    let found =
-        testing::ranks(4, one().parallelism_config(axes), |accelerator| run("llama", &accelerator, 4, Data::Plain));
+    let plan = head.map(|head| {
+        json!({ "layers.*.mlp.up_proj": "colwise", "layers.*.mlp.gate_proj": "colwise",
+        "layers.*.mlp.down_proj": "rowwise", "lm_head": head })
+    });
+    let plugin = TorchTensorParallelPlugin {
+        tensor_parallel_degree: None,
+        parallelize_plan: plan.and_then(|plan| plan.as_object().cloned()),
+    };
+    let builder = one().parallelism_config(axes).torch_tp_plugin(plugin);
+    let found = testing::ranks(4, builder, |accelerator| run("llama", &accelerator, 4, data));
     for own in found.unwrap() {
         assert_close(&own, &wanted[0], 1e-5, "losses");
     }

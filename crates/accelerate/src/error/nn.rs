@@ -294,6 +294,9 @@ pub(crate) enum NnError {
     #[error("a label is neither a class from 0 to {} nor ignore_index", num_classes - 1)]
     NoSuchClass { num_classes: i64 },
 
+    #[error("there is no reduction {found} of a loss; take Reduction::None, Mean or Sum")]
+    NoSuchReduction { found: i64 },
+
     #[error(
         "a tensor of shape {shape:?} has no fan-in and fan-out: Xavier and Kaiming initialisation need at \
          least the two dims [out, in]; use uniform, normal or constant values instead"

@@ -3,7 +3,7 @@
 use super::{assert_close, builder, fill, values};
 use accelerate::data::{DataLoader, VecDataset};
 use accelerate::nn::{
-    Conv1D, Embedding, EmbeddingConfig, LayerNorm, Linear, LinearConfig, Module, ModuleFn, ParamStore,
+    Conv1D, Embedding, EmbeddingConfig, LayerNorm, Linear, LinearConfig, Module, ModuleFn, Param, ParamStore,
 };
 use accelerate::optim::{AdamW, Sgd};
 use accelerate::tch::{self, Device, Kind, Reduction, Tensor};
@@ -488,4 +488,58 @@ fn what_does_not_go_with_slices_is_refused() {
         Ok(())
     })
     .unwrap();
+}
+
+/// Every reduction of a loss of divided logits, where the last ranks have fewer classes, or none.
+#[rstest]
+fn a_loss_of_divided_logits_is_that_of_all_logits(
+    #[values(1, 2, 3, 4)] degree: usize,
+    #[values(Reduction::None, Reduction::Mean, Reduction::Sum)] reduction: Reduction,
+    #[values(&[4, -100, 0, 2, -100], &[1, 0, 3, 4, 4])] classes: &'static [i64],
+) {
+    let plan = json!({ "head": "colwise" });
+    let found = testing::ranks(degree, builder(degree, &plan), move |accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let head = Linear::new(store.root() / "head", 3, 5, Default::default())?;
+        fill(&store)?;
+        let whole = |param: &Param| param.get().unwrap().detach();
+        let (weight, bias) = (whole(&head.weight), head.bias.as_ref().map(whole));
+        let hidden = (Tensor::arange(15, (Kind::Float, Device::Cpu)) * 0.7).sin().view([5, 3]);
+        let labels = Tensor::from_slice(classes);
+        let scale = Tensor::from_slice(&[0.5f32, 2.0, -1.0, 3.0, 1.5]);
+        // Each row's loss counts otherwise, so that gradients of rows cannot be exchanged unseen.
+        let total = |loss: Tensor| if loss.dim() == 0 { loss * 1.5 } else { (loss * &scale).sum(None) };
+
+        let wanted_input = hidden.copy().set_requires_grad(true);
+        let logits = wanted_input.f_linear(&weight, bias.as_ref())?;
+        let wanted = logits.f_cross_entropy_loss::<Tensor>(&labels, None, reduction, -100, 0.0)?;
+        total(wanted.shallow_clone()).f_backward()?;
+
+        let layer = head.clone();
+        let module = ModuleFn::new(&store, move |input: &Tensor| {
+            let logits = layer.forward(input)?;
+            match layer.sharded_output() {
+                Some(divided) => {
+                    assert_eq!(logits.size()[1], divided.range().end - divided.range().start);
+                    divided.cross_entropy(&logits, &Tensor::from_slice(classes), reduction, -100)
+                }
+                None => Ok(logits.f_cross_entropy_loss::<Tensor>(
+                    &Tensor::from_slice(classes),
+                    None,
+                    reduction,
+                    -100,
+                    0.0,
+                )?),
+            }
+        });
+        let model = accelerator.prepare(module)?;
+        let input = hidden.copy().set_requires_grad(true);
+        let loss = model.forward(&input)?;
+        assert_eq!(loss.size(), wanted.size());
+        assert_close(&values(&loss), &values(&wanted), 1e-6, "losses");
+        accelerator.backward(&total(loss))?;
+        assert_close(&values(&input.grad()), &values(&wanted_input.grad()), 1e-6, "gradients of the input");
+        Ok(())
+    });
+    found.unwrap();
 }

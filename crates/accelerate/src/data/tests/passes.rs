@@ -3,7 +3,8 @@
 use super::*;
 use crate::Error;
 use crate::data::{
-    BatchSampler, Dataset, Generator, MapDataset, Sampler, SeedableRandomSampler, SendToDeviceOptions, skip_first_batches,
+    BatchSampler, Dataset, Generator, MapDataset, Sampler, SeedableRandomSampler, SendToDeviceOptions,
+    skip_first_batches,
 };
 use rstest::rstest;
 use std::sync::atomic::{AtomicUsize, Ordering};

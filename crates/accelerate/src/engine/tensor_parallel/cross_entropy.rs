@@ -3,10 +3,11 @@
 use crate::error::{NnError, Result};
 use crate::group::{Group, ReduceOp};
 use std::ops::Range;
-use tch::{Kind, Tensor};
+use tch::{Kind, Reduction, Tensor};
 use torch_ext::{apply_function, scalar};
 
-/// `logits [rows, own classes]` and `classes [rows]` to the mean over rows whose class is not `ignore_index`.
+/// `logits [rows, own classes]` and `classes [rows]` to the mean or sum over rows whose class is not `ignore_index`, or to one number
+/// for each row.
 ///
 /// Of each row its largest logit travels, then the sum of its exponentials and the logit of its class. Gradients need no exchange.
 pub(super) fn cross_entropy(
@@ -14,8 +15,11 @@ pub(super) fn cross_entropy(
     logits: &Tensor,
     classes: &Tensor,
     (own, num_classes): (Range<i64>, i64),
-    ignore_index: i64,
+    (reduction, ignore_index): (Reduction, i64),
 ) -> Result<Tensor> {
+    if let Reduction::Other(found) = reduction {
+        return Err(NnError::NoSuchReduction { found }.into());
+    }
     let is_counted = scalar::ne(classes, ignore_index)?;
     check_classes(classes, &is_counted, num_classes)?;
     let logits = logits.f_to_kind(Kind::Float)?;
@@ -40,13 +44,20 @@ pub(super) fn cross_entropy(
         group.all_reduce(&sums, ReduceOp::Sum)?;
         let (sum, target) = (sums.f_select(0, 0)?, sums.f_select(0, 1)?);
         let losses = sum.f_log()?.f_sub(&target)?.f_where_self(&is_counted, &zero)?;
-        let count = is_counted.f_sum(Kind::Float)?;
-        let loss = losses.f_sum(Kind::Float)?.f_div(&count)?;
+        let mut weight = is_counted.f_to_kind(Kind::Float)?;
+        let loss = match reduction {
+            Reduction::None | Reduction::Other(_) => losses,
+            Reduction::Sum => losses.f_sum(Kind::Float)?,
+            Reduction::Mean => {
+                let count = weight.f_sum(Kind::Float)?;
+                let _ = weight.f_div_(&count)?;
+                losses.f_sum(Kind::Float)?.f_div(&count)?
+            }
+        };
         // What the gradient needs: probabilities, and where the row's class is.
         let _ = exponentials.f_div_(&sum.f_unsqueeze(-1)?)?;
         let is_own = is_own.f_to_kind(Kind::Float)?.f_unsqueeze(-1)?;
         let _ = exponentials.f_scatter_add_(-1, &place, &is_own.f_neg()?)?;
-        let weight = is_counted.f_to_kind(Kind::Float)?.f_div(&count)?.f_unsqueeze(-1)?;
         Ok((loss, [exponentials, weight]))
     };
     let outputs = apply_function(
@@ -60,7 +71,9 @@ pub(super) fn cross_entropy(
         |context, mut gradients| {
             let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
             let saved = context.saved_tensors()?;
-            Ok(vec![Some(saved[0].f_mul(&saved[1].f_mul(&gradient)?)?)])
+            // Of the one number, or of each row.
+            let weight = saved[1].f_mul(&gradient)?.f_unsqueeze(-1)?;
+            Ok(vec![Some(saved[0].f_mul(&weight)?)])
         },
     )?;
     Ok(outputs.into_iter().next().unwrap_or_else(Tensor::new))

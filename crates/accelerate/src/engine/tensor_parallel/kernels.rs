@@ -6,7 +6,7 @@ use crate::error::{NnError, Result};
 use crate::nn::{EmbeddingKernel, LinearKernel, Param, ShardedOutput, padding_row};
 use std::ops::Range;
 use std::sync::Arc;
-use tch::{Kind, Tensor};
+use tch::{Kind, Reduction, Tensor};
 use torch_ext::scalar;
 
 /// What the kernels of a divided layer know of it.
@@ -80,10 +80,16 @@ impl ShardedOutput for Divided {
         self.region.gather(output, -1, &self.slices)
     }
 
-    fn cross_entropy(&self, logits: &Tensor, classes: &Tensor, ignore_index: i64) -> Result<Tensor> {
+    fn cross_entropy(
+        &self,
+        logits: &Tensor,
+        classes: &Tensor,
+        reduction: Reduction,
+        ignore_index: i64,
+    ) -> Result<Tensor> {
         self.region.forget_input();
         let num_classes = self.slices.last().map_or(0, |last| last.end as i64);
-        cross_entropy(self.region.group(), logits, classes, (self.own(), num_classes), ignore_index)
+        cross_entropy(self.region.group(), logits, classes, (self.own(), num_classes), (reduction, ignore_index))
     }
 }
 
