@@ -128,21 +128,29 @@ const HEADERS: [Header; 4] = [
 ];
 
 impl Header {
-    /// Whether it is in a folder, and what is wrong with it if it is another version.
-    fn look(&self, folder: &Path) -> Result<(), String> {
-        let path = folder.join(self.name);
-        let text = std::fs::read_to_string(&path).map_err(|error| match folder.is_dir() {
-            true => error.kind().to_string(),
-            false => "no such folder".to_owned(),
-        })?;
-        for (macro_name, wanted) in self.version {
+    /// What it is in a folder, if it is there and of another version.
+    fn other_version(&self, folder: &Path) -> Option<String> {
+        let text = std::fs::read_to_string(folder.join(self.name)).ok()?;
+        self.version.iter().find_map(|(macro_name, wanted)| {
             let defined = |line: &str| line.strip_prefix("#define")?.trim().strip_prefix(macro_name).map(str::to_owned);
             let found = text.lines().find_map(defined).unwrap_or_default();
-            if !found.trim().starts_with(wanted) {
-                return Err(format!("{macro_name} is {:?} there and has to begin with {wanted}", found.trim()));
-            }
+            let found = found.trim();
+            let name = self.name;
+            (!found.starts_with(wanted)).then(|| format!("{macro_name} of its {name} is {found:?}, wanted {wanted}"))
+        })
+    }
+
+    /// Whether a folder can be what the compiler takes it from, and what is wrong with it if not. The compiler takes other headers from it, too:
+    /// none in it may be of another version.
+    fn look(&self, folder: &Path) -> Result<(), String> {
+        if let Err(error) = std::fs::read(folder.join(self.name)) {
+            return Err(if folder.is_dir() { error.kind().to_string() } else { "no such folder".to_owned() });
         }
-        Ok(())
+        let toolkit = folder.parent().filter(|_| folder.ends_with("cccl")).unwrap_or(folder);
+        match HEADERS.iter().find_map(|header| header.other_version(toolkit)) {
+            Some(found) => Err(found),
+            None => Ok(()),
+        }
     }
 }
 
@@ -168,25 +176,39 @@ fn cuda_includes(lib: &Path) -> Vec<PathBuf> {
     // CUDA's own library of C++ headers has a folder within.
     let all: Vec<PathBuf> = all.flat_map(|folder| [folder.join("cccl"), folder]).collect();
     let mut folders: Vec<PathBuf> = Vec::new();
+    let mut missing: Vec<&Header> = Vec::new();
     for header in &HEADERS {
-        let looks: Vec<_> = all.iter().map(|folder| (folder, header.look(folder))).collect();
-        let Some((folder, _)) = looks.iter().find(|(_, look)| look.is_ok()) else {
-            let Header { name, package, .. } = header;
-            let said = |(folder, look): &(&PathBuf, Result<(), String>)| {
-                format!("\n  {} ({})", folder.display(), look.as_ref().err().map_or("", String::as_str))
-            };
-            let looked: String = looks.iter().filter(|(folder, _)| !folder.ends_with("cccl")).map(said).collect();
-            panic!(
-                "the feature `cuda` needs the header {name} of CUDA 13 and NCCL 2.28, as libtorch 2.11.0 was built with. Install it \
-                 beside the Python package torch by `pip install '{package}'`, or with the CUDA toolkit, or name its folder in \
-                 ACCELERATE_CUDA_INCLUDE, which lists folders as PATH does. It was looked for in:{looked}"
-            )
-        };
-        if !of_compiler.contains(folder) && !folders.contains(folder) {
-            folders.push((*folder).clone());
+        match all.iter().find(|folder| header.look(folder).is_ok()) {
+            Some(folder) if of_compiler.contains(folder) || folders.contains(folder) => {}
+            Some(folder) => folders.push(folder.clone()),
+            None => missing.push(header),
         }
     }
+    if !missing.is_empty() {
+        panic!("{}", words_of_missing(&missing, &all));
+    }
     folders
+}
+
+/// What to install for headers that are in none of the folders.
+fn words_of_missing(missing: &[&Header], folders: &[PathBuf]) -> String {
+    let names: Vec<&str> = missing.iter().map(|header| header.name).collect();
+    let packages: Vec<String> = missing.iter().map(|header| format!("'{}'", header.package)).collect();
+    let said = |folder: &PathBuf| {
+        let found: Vec<String> = missing
+            .iter()
+            .map(|header| format!("{}: {}", header.name, header.look(folder).err().unwrap_or_default()))
+            .collect();
+        format!("\n  {} ({})", folder.display(), found.join("; "))
+    };
+    let looked: String = folders.iter().filter(|folder| !folder.ends_with("cccl")).map(said).collect();
+    format!(
+        "the feature `cuda` needs the headers {} of CUDA 13 and NCCL 2.28, as libtorch 2.11.0 was built with. Install them beside the \
+         Python package torch by `pip install {}`, or with the CUDA toolkit, or name their folders in ACCELERATE_CUDA_INCLUDE, which \
+         lists folders as PATH does. They were looked for in:{looked}",
+        names.join(", "),
+        packages.join(" ")
+    )
 }
 
 /// The wheel and the plain archive both keep `include` beside `lib`.

@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::fs;
+use std::os::unix::process::parent_id;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -106,6 +107,7 @@ pub(crate) struct Context<'a> {
 
 /// Runs the check in this process.
 pub(crate) fn obey(order: &Order, workers: &Workers) -> Result<()> {
+    end_with_parent()?;
     let check = checks::find(&order.name).with_context(|| format!("there is no check {:?}", order.name))?;
     match order.plant {
         Some(Plant::Crash) => std::process::abort(),
@@ -126,6 +128,20 @@ pub(crate) fn obey(order: &Order, workers: &Workers) -> Result<()> {
     ensure!(!context.is_planted.get(), "the planted figure was compared with nothing: {found:?}");
     fs::write(&order.answer, serde_json::to_string(&found)?)
         .with_context(|| format!("could not write {}", order.answer.display()))
+}
+
+/// A runner that is killed ends nothing, and a check that hangs would hold the memory of the GPU for good.
+fn end_with_parent() -> Result<()> {
+    let parent = parent_id();
+    let watch = move || {
+        while parent_id() == parent {
+            std::thread::sleep(Duration::from_secs(1));
+        }
+        // What a library does at the end of a process may hang, too.
+        std::process::abort();
+    };
+    std::thread::Builder::new().name("parent-watch".to_owned()).spawn(watch).context("no thread for a watch")?;
+    Ok(())
 }
 
 impl Context<'_> {

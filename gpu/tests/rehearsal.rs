@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -134,5 +134,41 @@ fn names_are_listed_and_unknown_ones_refused() {
         let refused = program().args(arguments).output().unwrap();
         let said = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(!refused.status.success() && (said.contains("droput") || said.contains("cramp")), "{said}");
+    }
+}
+
+/// On a GPU it would hold memory for good.
+#[test]
+fn a_check_that_hangs_ends_with_the_runner_that_is_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = program();
+    command.args(["--rehearse", "--only", "dropout", "--plant", "dropout=hang", "--python", "none", "--output"]);
+    let mut runner = command.arg(folder.path()).stdout(Stdio::null()).spawn().unwrap();
+    let children = format!("/proc/{0}/task/{0}/children", runner.id());
+    let check = wait_for(|| {
+        let children = std::fs::read_to_string(&children).unwrap();
+        children.split_whitespace().find(|child| has_watch(child)).map(str::to_owned)
+    });
+    runner.kill().unwrap();
+    runner.wait().unwrap();
+    // One that has ended, and that nobody has asked for its end, has no arguments.
+    wait_for(|| std::fs::read(format!("/proc/{check}/cmdline")).map_or(true, |it| it.is_empty()).then_some(()));
+}
+
+/// Has the process a thread that looks whether its parent is there?
+fn has_watch(process: &str) -> bool {
+    let Ok(threads) = std::fs::read_dir(format!("/proc/{process}/task")) else { return false };
+    let name =
+        |thread: std::io::Result<std::fs::DirEntry>| std::fs::read_to_string(thread.ok()?.path().join("comm")).ok();
+    threads.filter_map(name).any(|name| name.trim_end() == "parent-watch")
+}
+
+/// The limit of the test's own time ends what never comes.
+fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
+    loop {
+        match look() {
+            Some(found) => return found,
+            None => std::thread::yield_now(),
+        }
     }
 }

@@ -1,6 +1,7 @@
 #!/bin/sh
 # Starts the checks of this folder with the libtorch 2.11.0 of this machine. LIBTORCH says which; without it, it is the torch of
-# the active Python, or of the one that PYTHON names. Nothing on the machine is changed. `./run --help` says more.
+# the active Python, or of the one that PYTHON names. It changes nothing on the machine but for the
+# report, and in TMPDIR a folder that stays if it is ended by a signal. `./run --help` says more.
 set -eu
 
 here=$(CDPATH='' cd -- "$(dirname -- "$(readlink -f -- "$0")")" && pwd)

@@ -119,8 +119,8 @@ fn the_processes_of_one_machine_meet_on_it() {
 fn a_single_process_starts_although_its_port_is_taken() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port().to_string();
-    launched(&[], &["--num_processes", "1", "--main_process_port", &port])
-        .expect(0, &["a single process meets no others"]);
+    launched(&[], &["--num_processes", "1", "--main_process_port", &port, "--role", "trainer"])
+        .expect(0, &["a single process meets no others", "role is trainer (flag --role), which has no effect"]);
     launched(&[], &["--num_processes", "2", "--main_process_port", &port]).expect(1, &[&port]);
 }
 

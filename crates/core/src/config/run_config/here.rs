@@ -49,6 +49,7 @@ impl RunConfig {
                 "nobody says when the run is over; say it with --stop_at, unless the program does",
             ),
             ("main_process_port", Said::ByFlag, place.is_alone, "a single process meets no others"),
+            ("role", Said::ByFlag, place.is_alone, "a single process is given no ROLE_NAME"),
             (
                 "main_process_ip",
                 Said::Anywhere,
