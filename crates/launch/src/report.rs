@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, poll};
+use rustix::fs::fstat;
 use rustix::stdio::{stderr, stdout};
 
 use crate::failure::{Ended, Survivor, signal_name, words_of_survivors};
@@ -309,7 +310,9 @@ pub struct TerminalReporter {
     is_quiet: bool,
     /// By the number of a stream.
     outlets: [Outlet; 2],
-    /// In the order in which it is to be written, whatever the streams: both may lead to one screen.
+    /// Whether they lead to two places, so that one need not wait for the other.
+    are_apart: bool,
+    /// In the order in which it is to be written; where streams are not apart, whatever the streams.
     unwritten: VecDeque<(Stream, Vec<u8>)>,
     /// How much of the first piece is written.
     num_written: usize,
@@ -333,6 +336,7 @@ impl TerminalReporter {
             mixer,
             is_quiet: options.is_quiet,
             outlets: streams.map(Outlet::new),
+            are_apart: !(stdout && stderr) && !is_same_file(streams),
             unwritten: VecDeque::new(),
             num_written: 0,
             has_failed: [false; 2],
@@ -423,13 +427,35 @@ impl TerminalReporter {
             match self.outlets[stream as usize].write(rest) {
                 Ok(written) if written < rest.len() => {
                     self.num_written += written;
-                    return;
+                    return self.overtake(stream);
                 }
                 Ok(_) => {}
                 Err(error) => self.note_failure(stream, &error),
             }
             self.unwritten.pop_front();
             self.num_written = 0;
+        }
+    }
+
+    /// Nobody takes anything from one stream: what the other has room for goes there, such as word of a rank that has failed.
+    fn overtake(&mut self, held_up: Stream) {
+        let mut at = 1;
+        while self.are_apart && at < self.unwritten.len() {
+            let (stream, piece) = &mut self.unwritten[at];
+            let stream = *stream;
+            if stream == held_up {
+                at += 1;
+                continue;
+            }
+            match self.outlets[stream as usize].write(piece) {
+                Ok(written) if written < piece.len() => {
+                    piece.drain(..written);
+                    return;
+                }
+                Ok(_) => {}
+                Err(error) => self.note_failure(stream, &error),
+            }
+            self.unwritten.remove(at);
         }
     }
 
@@ -443,6 +469,12 @@ impl TerminalReporter {
             self.unwritten.extend(self.mixer.message(&text));
         }
     }
+}
+
+/// Do both lead to one file, pipe or terminal? Also where they cannot be asked.
+fn is_same_file(streams: [BorrowedFd<'static>; 2]) -> bool {
+    let [stdout, stderr] = streams.map(|stream| fstat(stream).map(|found| (found.st_dev, found.st_ino)));
+    stdout.is_err() || stdout == stderr
 }
 
 /// Writes all of it, unless nothing is taken for as long as `patience`. For what has to be said before an end that shall not wait.
@@ -496,5 +528,70 @@ pub fn write_patiently(stream: &mut dyn Write, descriptor: impl AsFd, mut bytes:
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => wait()?,
             result => return result,
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+    use rustix::io::read;
+    use rustix::pipe::pipe;
+    use std::os::fd::OwnedFd;
+
+    /// A pipe that holds nothing yet: the end that is read, and the one that is written.
+    fn new_pipe() -> (OwnedFd, BorrowedFd<'static>) {
+        let (reader, writer) = pipe().unwrap();
+        let writer: &'static OwnedFd = Box::leak(Box::new(writer));
+        (reader, writer.as_fd())
+    }
+
+    fn reporter(streams: [BorrowedFd<'static>; 2]) -> TerminalReporter {
+        TerminalReporter::writing_to(streams, TerminalOptions { has_prefix: true, is_quiet: false })
+    }
+
+    fn taken(reader: &OwnedFd, most: usize) -> String {
+        let mut bytes = vec![0; most];
+        let num_bytes = read(reader, &mut bytes).unwrap();
+        String::from_utf8(bytes[..num_bytes].to_vec()).unwrap()
+    }
+
+    const PRINTED: Source = Source { rank: 0, local_rank: 0, stream: Stream::Stdout };
+
+    #[test]
+    fn a_notice_does_not_wait_for_a_reader_of_the_other_stream() {
+        let ((output, stdout), (errors, stderr)) = (new_pipe(), new_pipe());
+        let mut reporter = reporter([stdout, stderr]);
+        let much = "x".repeat(300_000) + "\nlast\n";
+        reporter.output(PRINTED, much.as_bytes()).unwrap();
+        reporter.notice(&Notice::LeftoversEnded { num_processes: 3 }).unwrap();
+        assert!(reporter.backlog().is_some(), "a pipe holds less than that");
+        assert!(taken(&errors, 4096).contains("ended 3 processes"));
+        let mut all = String::new();
+        while reporter.backlog().is_some() {
+            all += &taken(&output, 1 << 20);
+            reporter.resume().unwrap();
+        }
+        all += &taken(&output, 1 << 20);
+        assert_eq!(all, format!("[rank 0] {}\n[rank 0] last\n", "x".repeat(300_000)));
+    }
+
+    /// As after `2>&1`: what was printed first comes first.
+    #[test]
+    fn one_pipe_for_both_streams_keeps_their_order() {
+        let (output, both) = new_pipe();
+        let mut reporter = reporter([both, both]);
+        reporter.output(PRINTED, ("x".repeat(300_000) + "\n").as_bytes()).unwrap();
+        reporter.notice(&Notice::LeftoversEnded { num_processes: 3 }).unwrap();
+        let mut all = String::new();
+        while reporter.backlog().is_some() {
+            all += &taken(&output, 1 << 20);
+            reporter.resume().unwrap();
+        }
+        all += &taken(&output, 1 << 20);
+        assert!(
+            all.starts_with("[rank 0] xxx")
+                && all.trim_end().ends_with("ended 3 processes that ranks had started and left behind")
+        );
     }
 }

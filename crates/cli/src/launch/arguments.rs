@@ -25,9 +25,10 @@ use crate::settings::{Selection, SettingFlags};
 /// reads their output any more, they go on. A single process writes as if it had been started by hand. With
 /// --max_restarts all of them start again.
 ///
-/// No process outlives this command, even if it is killed. There are two exceptions when this command is killed
-/// by SIGKILL: a process that a rank has started with a cleared environment (env -i) is not found, and one that
-/// has changed its user (su, sudo) lives on.
+/// No process outlives this command, even if it is killed. There are three exceptions when this command is killed
+/// by SIGKILL: a process that a rank has started with a cleared environment (env -i) is not found, one that
+/// has changed its user (su, sudo) lives on, and what ranks have started does if the guard of this command is
+/// killed with it.
 #[derive(Debug, Args)]
 // As under the reference, the last one of a flag that is there twice counts.
 #[command(args_override_self = true)]

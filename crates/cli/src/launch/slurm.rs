@@ -176,6 +176,11 @@ enum Contradiction {
         "--gpus_per_node {gpus} asks for GPUs, and {setting} ({origin}) keeps all processes on the CPU; leave one of the two out"
     )]
     IdleGpus { gpus: u32, setting: &'static str, origin: String },
+    #[error(
+        "--gpus_per_node {gpus} gives each node so many GPUs, and gpu_ids {gpu_ids} ({origin}) names another number of them; leave gpu_ids out, \
+         or make the two agree"
+    )]
+    OtherGpus { gpus: u32, gpu_ids: String, origin: String },
 }
 
 /// What keeps processes away from GPUs, and who has said so.
@@ -205,6 +210,13 @@ fn check_numbers(flags: &ClusterFlags, run: &RunConfig) -> Result<(), Contradict
     let are_pods = matches!(flags.emit, Some(Emit::Kubernetes | Emit::Trainjob));
     if let (Some(gpus), Some((setting, origin))) = (flags.gpus_per_node, kept_on_cpu(run)) {
         return Err(Contradiction::IdleGpus { gpus, setting, origin });
+    }
+    let gpu_ids = run.cluster.gpu_ids.as_deref().filter(|found| !found.eq_ignore_ascii_case("all"));
+    if let (Some(gpus), Some(gpu_ids)) = (flags.gpus_per_node, gpu_ids)
+        && gpu_ids.split(',').count() != gpus as usize
+    {
+        let (gpu_ids, origin) = (gpu_ids.to_owned(), run.origin("gpu_ids").to_string());
+        return Err(Contradiction::OtherGpus { gpus, gpu_ids, origin });
     }
     match run.cluster.num_processes {
         _ if num_machines > 1 && num_machines != nodes => Err(Contradiction::Machines { nodes, num_machines }),

@@ -123,6 +123,28 @@ fn where_values_come_from_that_no_flag_says_is_told(#[case] format: &str) {
     assert_eq!(refused.stdout, "");
 }
 
+/// GPUs that a node gets and no process uses.
+#[rstest]
+#[case("2", "0", false)]
+#[case("1", "0,1", false)]
+#[case("2", "0,3", true)]
+#[case("2", "all", true)]
+fn gpus_that_are_asked_for_are_as_many_as_those_that_are_named(
+    #[values("kubernetes", "slurm")] format: &str,
+    #[case] gpus: &str,
+    #[case] ids: &str,
+    #[case] is_taken: bool,
+) {
+    let image: &[&str] = if format == "slurm" { &[] } else { &["--image", "i"] };
+    let flags = ["--emit", format, "--gpus_per_node", gpus, "--gpu_ids", ids];
+    let ended = emitted(&[&flags[..], image, &["bin/train"]].concat());
+    let words = format!("--gpus_per_node {gpus} gives each node so many GPUs, and gpu_ids {ids} (flag --gpu_ids)");
+    match is_taken {
+        true => ended.expect(0, &[]),
+        false => ended.expect(2, &[&words]),
+    }
+}
+
 /// What is for the launcher itself has no variable in the pods' launches that they would read as here.
 #[test]
 fn settings_of_the_launcher_are_flags_of_the_pods_and_the_file_is_not() {
