@@ -241,24 +241,34 @@ fn is_marked(environment: &[u8], mark: &OsStr) -> bool {
         .any(|other| other == mark.as_bytes())
 }
 
+/// So often a guard is started again that somebody has killed.
+const MOST_REVIVALS: u32 = 8;
+
 /// The launcher's end of the guard.
 #[derive(Debug)]
 pub(crate) struct Guard {
     process: Child,
+    helper: Helper,
+    mark: OsString,
+    num_revivals: u32,
 }
 
 impl Guard {
     pub(crate) fn start(helper: &Helper, mark: &OsStr) -> io::Result<Self> {
-        let process = Command::new(&helper.executable)
-            .arg0("accelerate")
-            .args([OsStr::new(GUARD_ROLE), mark])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            // Out of reach of the keys that the user presses at the launcher.
-            .process_group(0)
-            .spawn()?;
-        Ok(Self { process })
+        let process = start_guard(helper, mark)?;
+        Ok(Self { process, helper: helper.clone(), mark: mark.to_owned(), num_revivals: 0 })
+    }
+
+    /// Starts it again if it has ended: somebody has killed it.
+    pub(crate) fn revive(&mut self) {
+        let has_ended = matches!(self.process.try_wait(), Ok(Some(_)));
+        if has_ended && self.num_revivals < MOST_REVIVALS {
+            self.num_revivals += 1;
+            // Where that fails, the launcher still ends its ranks, as long as it lives.
+            if let Ok(process) = start_guard(&self.helper, &self.mark) {
+                self.process = process;
+            }
+        }
     }
 
     pub(crate) fn process_id(&self) -> Pid {
@@ -271,6 +281,18 @@ impl Guard {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+fn start_guard(helper: &Helper, mark: &OsStr) -> io::Result<Child> {
+    Command::new(&helper.executable)
+        .arg0("accelerate")
+        .args([OsStr::new(GUARD_ROLE), mark])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        // Out of reach of the keys that the user presses at the launcher.
+        .process_group(0)
+        .spawn()
 }
 
 /// A new mark, and the value of [`MARK_VARIABLE`] for its ranks: after the marks of the launches around it.

@@ -343,6 +343,7 @@ impl Supervisor<'_> {
             }
         }
         self.reap(Instant::now());
+        self.guard.iter_mut().for_each(Guard::revive);
     }
 
     /// `is_typed`: the key has told the rank as well, which must not get the signal twice.

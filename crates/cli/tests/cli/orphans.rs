@@ -40,6 +40,22 @@ fn without_its_guard_the_launcher_still_takes_its_ranks_along() {
     witness.expect_nobody_survives();
 }
 
+/// Somebody may kill it first.
+#[test]
+fn a_guard_that_is_killed_is_started_again() {
+    let mut witness = Witness::new();
+    let mut child = witness.start(launch_script(2, &[], &family()));
+    witness.wait_for("ready", 6);
+    let first = guard_of(child.id());
+    kill_process(first, Signal::KILL).unwrap();
+    while find_guard_of(child.id()).is_none_or(|guard| guard == first) {
+        std::thread::yield_now();
+    }
+    send(&child, Signal::KILL);
+    child.wait().unwrap();
+    witness.expect_nobody_survives();
+}
+
 /// As `killall -9 accelerate` does: the guard has another name, and takes along what ranks have started.
 #[test]
 fn killing_all_processes_of_the_launchers_name_leaves_nothing() {
@@ -58,6 +74,10 @@ fn killing_all_processes_of_the_launchers_name_leaves_nothing() {
 }
 
 fn guard_of(launcher: u32) -> Pid {
+    find_guard_of(launcher).unwrap()
+}
+
+fn find_guard_of(launcher: u32) -> Option<Pid> {
     let children = std::fs::read_dir("/proc").unwrap().filter_map(|entry| {
         let number: i32 = entry.unwrap().file_name().to_str()?.parse().ok()?;
         let stat = std::fs::read_to_string(format!("/proc/{number}/stat")).ok()?;
@@ -65,7 +85,7 @@ fn guard_of(launcher: u32) -> Pid {
         let command = std::fs::read_to_string(format!("/proc/{number}/cmdline")).ok()?;
         (is_child && command.contains("__accelerate_guard")).then(|| Pid::from_raw(number))?
     });
-    children.last().unwrap()
+    children.last()
 }
 
 /// A daemon is out of reach of signals to groups, but not of its mark. A launch inside a rank belongs to both.
