@@ -336,7 +336,7 @@ impl TerminalReporter {
             mixer,
             is_quiet: options.is_quiet,
             outlets: streams.map(Outlet::new),
-            are_apart: !(stdout && stderr) && !is_same_file(streams),
+            are_apart: !(is_same_file(streams) || (stdout && stderr)),
             unwritten: VecDeque::new(),
             num_written: 0,
             has_failed: [false; 2],
