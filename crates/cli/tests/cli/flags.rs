@@ -44,7 +44,7 @@ const EFFECTIVE: &[Flag] = &[
     ("main_process_port", "2000", "", "--num_processes 2"),
     ("tee", "3", "0", ""),
     ("log_dir", "logs", "", ""),
-    ("role", "trainer", "default", ""),
+    ("role", "trainer", "default", "--num_processes 2"),
     ("max_restarts", "2", "0", ""),
     ("module", "", "", ""),
     ("no_python", "", "", ""),

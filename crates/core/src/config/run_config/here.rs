@@ -1,6 +1,7 @@
 //! Settings that change nothing where a launch takes place.
 
 use super::{Message, RunConfig, settings};
+use crate::config::ClusterSettings;
 use crate::hosts::is_loopback;
 use crate::settings::Origin;
 
@@ -49,7 +50,12 @@ impl RunConfig {
                 "nobody says when the run is over; say it with --stop_at, unless the program does",
             ),
             ("main_process_port", Said::ByFlag, place.is_alone, "a single process meets no others"),
-            ("role", Said::ByFlag, place.is_alone, "a single process is given no ROLE_NAME"),
+            (
+                "role",
+                Said::ByFlag,
+                place.is_alone && cluster.role != ClusterSettings::default().role,
+                "a single process is given no ROLE_NAME",
+            ),
             (
                 "main_process_ip",
                 Said::Anywhere,
