@@ -190,8 +190,8 @@ impl<D: Dataset, C> DataLoaderBuilder<D, C> {
     }
 
     /// Makes batches ahead of time on this many threads; 0, the default, makes them on the thread that asks
-    /// for them. Order and contents are the same either way, except for random numbers that the dataset
-    /// draws from the default generator: threads share it.
+    /// for them, or where batches are dispatched to several processes, on a thread of rank 0. Order and contents are the same either
+    /// way, except for random numbers that the dataset draws from the default generator: threads share it.
     pub fn num_workers(self, num_workers: usize) -> Self {
         Self { num_workers, ..self }
     }

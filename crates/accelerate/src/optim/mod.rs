@@ -53,7 +53,7 @@ pub use rmsprop::{RMSprop, RMSpropBuilder};
 pub use schedule::{
     AnnealStrategy, ConstantWithWarmup, CosineAnnealingLr, CosineWithHardRestartsWithWarmup, CosineWithWarmup,
     DeepSpeedLr, ExponentialLr, InverseSqrtWithWarmup, LambdaLr, LinearLr, LinearWithWarmup, LrScheduler, MultiStepLr,
-    OneCycleLr, Plateau, PlateauMode, PlateauState, PolynomialLr, PolynomialWithWarmup, ReduceLrOnPlateau,
+    OneCycle, OneCycleLr, Plateau, PlateauMode, PlateauState, PolynomialLr, PolynomialWithWarmup, ReduceLrOnPlateau,
     SchedulerState, StepLr, ThresholdMode, Warmup,
 };
 pub use sgd::{Sgd, SgdBuilder};

@@ -4,8 +4,10 @@ use super::recipe::{CollateFn, WorkerOptions};
 use super::schedule::Sharding;
 use super::{Begun, Finish, Pass, PassPlan, Round, Source};
 use crate::data::iterable::{IterableDataset, RowStream};
-use crate::data::position::DataLoaderState;
+use crate::data::position::{DataLoaderState, DefaultGeneratorGuard, PassStart, RandomStates};
+use crate::data::random;
 use crate::error::{DataError, Result};
+use crate::messages;
 use crate::session::LoaderPosition;
 use accelerate_core::config::DataLoaderSettings;
 use accelerate_core::sampler::{IterableDatasetShard, Slot, SlotSource, dispatch_slots};
@@ -29,8 +31,7 @@ impl<D: IterableDataset, B: Send + 'static> Source<B> for StreamSource<D, B> {
         self.dataset.set_epoch(plan.epoch);
         plan.draw_seed_of_workers()?;
         let cut = Cut { sharding: plan.sharding, batch_size: self.batch_size, drop_last: self.drop_last };
-        let mut stream = self.dataset.iter()?;
-        let (first_chunk, delivered) = self.go_to_start(&mut *stream, &cut, &plan)?;
+        let Opened { stream, first_chunk, delivered, start } = self.open(&cut, &plan)?;
         let pass = StreamPass {
             reader: ChunkReader { stream, chunk_rows: cut.chunk_rows(), rows_read: delivered, next: None, over: false },
             first_chunk,
@@ -44,7 +45,7 @@ impl<D: IterableDataset, B: Send + 'static> Source<B> for StreamSource<D, B> {
             0 => Box::new(pass),
             num_workers => Box::new(Ahead::start(pass, num_workers.saturating_mul(self.workers.prefetch_factor))?),
         };
-        Ok(Begun { pass, start: Arc::default() })
+        Ok(Begun { pass, start: Arc::new(start) })
     }
 
     fn num_batches(&self, sharding: &Sharding) -> Option<usize> {
@@ -70,6 +71,29 @@ impl<D: IterableDataset, B: Send + 'static> Source<B> for StreamSource<D, B> {
 }
 
 impl<D: IterableDataset, B> StreamSource<D, B> {
+    /// The stream where the pass begins. One that is resumed is opened with the random numbers of the saved run, since it may draw its
+    /// order from the default generator; that is where the checkpoint has put it afterwards.
+    fn open(&self, cut: &Cut, plan: &PassPlan<'_, B>) -> Result<Opened<D::Item>> {
+        let resumed = plan.resume.filter(|state| state.is_within_pass());
+        let saved = resumed.and_then(|state| state.random.as_ref()?.default.as_deref());
+        let _as_before = resumed.map(|_| DefaultGeneratorGuard::enter(saved)).transpose()?;
+        let random = RandomStates { default: Some(random::default_state()?), sampler: None };
+        let mut stream = self.dataset.iter()?;
+        let when_opened = resumed.map(|_| random::default_state()).transpose()?;
+        let (first_chunk, delivered) = self.go_to_start(&mut *stream, cut, plan)?;
+        if let Some(when_opened) = when_opened
+            && plan.sharding.rank == 0
+            && random::default_state()? != when_opened
+        {
+            messages::warning!(
+                "the stream draws from the default generator as it is read, and so may the loop that was saved: rows that it draws \
+                 the order of may come twice or not at all after loading. Draw from a generator of the stream's own, seeded by the epoch, or \
+                 have RowStream::state and seek hold its numbers"
+            );
+        }
+        Ok(Opened { stream, first_chunk, delivered, start: PassStart { random: Some(random), ..Default::default() } })
+    }
+
     /// Takes the stream where the pass begins; the rows that may have to fill up its end, and the number of rows before
     /// that place.
     fn go_to_start(
@@ -106,6 +130,14 @@ impl<D: IterableDataset, B> StreamSource<D, B> {
         }
         Ok((first_chunk, at))
     }
+}
+
+/// A stream that stands where its pass begins.
+struct Opened<T> {
+    stream: Box<dyn RowStream<T>>,
+    first_chunk: Vec<T>,
+    delivered: u64,
+    start: PassStart,
 }
 
 /// How rounds are cut.

@@ -3,12 +3,12 @@
 use super::*;
 use crate::Error;
 use crate::data::{
-    BatchSampler, Dataset, Generator, MapDataset, Sampler, SeedableRandomSampler, SendToDeviceOptions,
-    skip_first_batches,
+    BatchSampler, Dataset, Generator, IterableDataset, MapDataset, RowStream, Sampler, SeedableRandomSampler,
+    SendToDeviceOptions, skip_first_batches,
 };
 use rstest::rstest;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use tch::Device;
+use tch::{Device, Kind};
 
 fn seedable(num_rows: usize) -> NumberedShard {
     let loader = numbered(num_rows).batch_size(2).shuffle(true).build().unwrap();
@@ -291,4 +291,52 @@ fn batches_for_a_gpu_are_pinned_where_copies_need_not_wait() {
             assert_eq!(loader.sent(), device.map(|device| (device, SendToDeviceOptions { non_blocking })));
         }
     }
+}
+
+/// An order that is drawn when the stream is opened.
+struct Permuted;
+
+struct PermutedRows(std::vec::IntoIter<i64>);
+
+impl Iterator for PermutedRows {
+    type Item = Result<i64>;
+
+    fn next(&mut self) -> Option<Result<i64>> {
+        self.0.next().map(Ok)
+    }
+}
+
+impl RowStream<i64> for PermutedRows {}
+
+impl IterableDataset for Permuted {
+    type Item = i64;
+
+    fn iter(&self) -> Result<Box<dyn RowStream<i64>>> {
+        Ok(Box::new(PermutedRows(rows_of(&Tensor::randperm(12, (Kind::Int64, Device::Cpu))).into_iter())))
+    }
+}
+
+/// The loop draws from the same generator.
+#[test]
+fn a_stream_that_draws_its_order_goes_on_with_the_rows_that_are_left() {
+    let loader = || {
+        let loader = DataLoader::iterable(Permuted).batch_size(2).build().unwrap();
+        loader.prepare_at(place(0, 1), &DataLoaderSettings::default()).unwrap()
+    };
+    tch::manual_seed(5);
+    let running = loader();
+    let mut batches = running.iter().unwrap();
+    let seen = pass(batches.by_ref().take(2));
+    let _ = Tensor::rand([7], (Kind::Float, Device::Cpu));
+    let saved = running.state_dict().unwrap();
+    let rest = pass(batches);
+    assert_eq!((seen.concat().len(), rest.concat().len()), (4, 8));
+
+    tch::manual_seed(6);
+    let resumed = loader();
+    resumed.load_state_dict(saved.clone());
+    let mut batches = resumed.iter().unwrap();
+    assert_eq!(resumed.state_dict().unwrap(), saved);
+    let first = rows_of(&batches.next().unwrap().unwrap());
+    assert_eq!([vec![first], pass(batches)].concat(), rest);
 }
