@@ -184,7 +184,8 @@ impl<D: Dataset + 'static, B: Send + 'static> RowSource<D, B> {
         Ok(Some(order))
     }
 
-    /// Returns whether the sampler has a generator of its own, and the state one for it.
+    /// Puts the generator of the sampler where the saved run had it. `false` if the sampler has no generator of its own, or the state has
+    /// none for it.
     fn restore_sampler_generator(&self, state: &DataLoaderState) -> Result<bool> {
         let saved = state.random.as_ref().and_then(|random| random.sampler.as_deref());
         let (Some(generator), Some(saved)) = (self.sampler_generator(), saved) else { return Ok(false) };

@@ -72,7 +72,7 @@ impl<D: IterableDataset, B: Send + 'static> Source<B> for StreamSource<D, B> {
 
 impl<D: IterableDataset, B> StreamSource<D, B> {
     /// The stream where the pass begins. One that is resumed is opened with the random numbers of the saved run, since it may draw its
-    /// order from the default generator; that is where the checkpoint has put it afterwards.
+    /// order from the default generator. Afterwards this generator is where the checkpoint of the whole run has put it.
     fn open(&self, cut: &Cut, plan: &PassPlan<'_, B>) -> Result<Opened<D::Item>> {
         let resumed = plan.resume.filter(|state| state.is_within_pass());
         let saved = resumed.and_then(|state| state.random.as_ref()?.default.as_deref());
@@ -86,9 +86,9 @@ impl<D: IterableDataset, B> StreamSource<D, B> {
             && random::default_state()? != when_opened
         {
             messages::warning!(
-                "the stream draws from the default generator as it is read, and so may the loop that was saved: rows that it draws \
-                 the order of may come twice or not at all after loading. Draw from a generator of the stream's own, seeded by the epoch, or \
-                 have RowStream::state and seek hold its numbers"
+                "the stream draws random numbers from the default generator while it is read. If its order depends on them, rows may come \
+                 twice or not at all after loading, because the training loop draws from the same generator. Draw from a generator of the \
+                 stream's own, seeded by the epoch, or implement RowStream::state and seek"
             );
         }
         Ok(Opened { stream, first_chunk, delivered, start: PassStart { random: Some(random), ..Default::default() } })

@@ -35,7 +35,7 @@ pub(super) fn cross_entropy(
         |context, mut gradients| {
             let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
             let saved = context.saved_tensors()?;
-            // Of the one number, or of each row.
+            // The gradient is that of one number, or has one for each row.
             let weight = saved[1].f_mul(&gradient)?.f_unsqueeze(-1)?;
             Ok(vec![Some(saved[0].f_mul(&weight)?)])
         },
