@@ -124,6 +124,20 @@ struct Cells {
   }
 };
 
+// The bounds in the order in which a search by halves looks at them. Each comparison that holds gives -1, so that what it has found
+// counts down from 0, and a permutation reads the lowest three bits of that.
+struct Halves {
+  float first, second[2];
+  alignas(32) float third[8], fourth[8];
+
+  explicit Halves(const FourBitCode &code) : first(code.bounds[7]), second{code.bounds[3], code.bounds[11]} {
+    for (int found = 0; found < 8; ++found) {
+      third[(8 - found) % 8] = code.bounds[found < 4 ? 4 * found + 1 : 1];
+      fourth[(8 - found) % 8] = code.bounds[2 * found];
+    }
+  }
+};
+
 // Calls a function with a constant for what the elements are.
 template <typename F> void with_element(Element element, F &&f) {
   switch (element) {
@@ -213,6 +227,63 @@ TE_AVX512 void quantize_whole_avx512(const void *source, int64_t begin, int64_t 
     const __m256i bytes = _mm256_set_m128i(codes_of(i + 16), codes_of(i));
     _mm_storeu_si128(reinterpret_cast<__m128i *>(packed + (begin + i) / 2),
                      _mm256_cvtepi16_epi8(_mm256_maddubs_epi16(bytes, weights)));
+  }
+}
+
+template <Element E> TE_AVX2 __m256 eight_avx2(const void *data, int64_t i) {
+  if constexpr (E == Element::f32)
+    return _mm256_loadu_ps(static_cast<const float *>(data) + i);
+  const __m128i words = _mm_loadu_si128(reinterpret_cast<const __m128i *>(static_cast<const uint16_t *>(data) + i));
+  if constexpr (E == Element::bf16)
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(words), 16));
+  else
+    return _mm256_cvtph_ps(words);
+}
+
+// A whole block, as `quantize_whole_avx512`.
+template <Element E>
+TE_AVX2 void quantize_whole_avx2(const void *source, int64_t begin, int64_t size, const FourBitCode &code,
+                                 const Halves &halves, const uint8_t *pairs, uint8_t *packed, float *absmax) {
+  const __m256i is_positive = _mm256_set1_epi32(0x7fffffff);
+  __m256i most = _mm256_setzero_si256();
+  for (int64_t i = 0; i < size; i += 8)
+    most = _mm256_max_epi32(most, _mm256_and_si256(_mm256_castps_si256(eight_avx2<E>(source, begin + i)), is_positive));
+  alignas(32) int32_t sizes[8];
+  _mm256_store_si256(reinterpret_cast<__m256i *>(sizes), most);
+  const uint32_t bits = uint32_t(*std::max_element(sizes, sizes + 8));
+  // Infinities and what is not a number.
+  if (bits >= 0x7f800000u)
+    return quantize_block<E>(source, begin, begin + size, true, code, pairs, packed, absmax);
+  *absmax = std::bit_cast<float>(bits);
+  const __m256 factor = _mm256_set1_ps(1.0f / (*absmax < SMALLEST ? SMALLEST : *absmax));
+  const __m256 first = _mm256_set1_ps(halves.first);
+  const __m256 below = _mm256_set1_ps(halves.second[0]), above = _mm256_set1_ps(halves.second[1]);
+  const __m256 third = _mm256_load_ps(halves.third), fourth = _mm256_load_ps(halves.fourth);
+  const __m256i codes = _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(code.codes)));
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  // The first of two codes goes into the high half of a byte.
+  const __m256i weights = _mm256_set1_epi16(0x0110);
+  // How many bounds lie below each number, counted down from 0.
+  const auto interval_of = [&](int64_t i) __attribute__((always_inline, target("avx2,fma,f16c"))) {
+    const __m256 values = _mm256_mul_ps(eight_avx2<E>(source, begin + i), factor);
+    const __m256 is_above = _mm256_cmp_ps(values, first, _CMP_NLE_UQ);
+    __m256 more = _mm256_cmp_ps(values, _mm256_blendv_ps(below, above, is_above), _CMP_NLE_UQ);
+    __m256i found = _mm256_castps_si256(is_above);
+    found = _mm256_add_epi32(_mm256_add_epi32(found, found), _mm256_castps_si256(more));
+    more = _mm256_cmp_ps(values, _mm256_permutevar8x32_ps(third, found), _CMP_NLE_UQ);
+    found = _mm256_add_epi32(_mm256_add_epi32(found, found), _mm256_castps_si256(more));
+    more = _mm256_cmp_ps(values, _mm256_permutevar8x32_ps(fourth, found), _CMP_NLE_UQ);
+    found = _mm256_add_epi32(_mm256_add_epi32(found, found), _mm256_castps_si256(more));
+    return found;
+  };
+  for (int64_t i = 0; i < size; i += 32) {
+    const __m256i low = _mm256_packs_epi32(interval_of(i), interval_of(i + 8));
+    const __m256i high = _mm256_packs_epi32(interval_of(i + 16), interval_of(i + 24));
+    const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
+    const __m256i found = _mm256_shuffle_epi8(codes, _mm256_abs_epi8(bytes));
+    const __m256i joined = _mm256_maddubs_epi16(found, weights);
+    const __m256i halved = _mm256_permute4x64_epi64(_mm256_packus_epi16(joined, joined), 0x08);
+    _mm_storeu_si128(reinterpret_cast<__m128i *>(packed + (begin + i) / 2), _mm256_castsi256_si128(halved));
   }
 }
 
@@ -316,13 +387,19 @@ void quantize_4bit(const void *source, Element element, int64_t count, int64_t b
   }
   const uint8_t *table = is_sorted ? nullptr : pairs;
   const Cells cells(code);
+  const Halves halves(code);
   with_element(element, [&](auto constant) {
     constexpr Element E = constant();
-    in_runs((count + block_size - 1) / block_size, block_size, [=, &code, &cells](int64_t first, int64_t last) {
+    in_runs((count + block_size - 1) / block_size, block_size, [=, &code, &cells, &halves](int64_t first, int64_t last) {
 #ifdef TE_HAS_KERNEL
-      if (cells.is_usable && widest_vectors() >= 2 && processor_has_avx512())
-        for (; first < std::min(last, count / block_size); ++first)
+      const int32_t widest = widest_vectors();
+      const int64_t last_whole = std::min(last, count / block_size);
+      if (cells.is_usable && widest >= 2 && processor_has_avx512())
+        for (; first < last_whole; ++first)
           quantize_whole_avx512<E>(source, first * block_size, block_size, code, cells, table, packed, absmax + first);
+      else if (widest >= 1 && processor_has_avx2())
+        for (; first < last_whole; ++first)
+          quantize_whole_avx2<E>(source, first * block_size, block_size, code, halves, table, packed, absmax + first);
 #endif
       run_vectorised(
           [&](int64_t first, int64_t last) __attribute__((always_inline)) {

@@ -74,8 +74,8 @@ bool multiply_4bit_few_bf16(const FourBitBlocks &blocks, int64_t rows, int64_t c
 bool multiply_4bit_bf16(const FourBitBlocks &blocks, int64_t rows, int64_t columns, const uint16_t *input,
                         int64_t num_inputs, const float *bias, uint16_t *out);
 
-// sums[m][n] = input[m] . weight[n] of signed bytes, exactly as long as the sum fits into 32 bits. False, with nothing done, for a
-// number of columns that is no multiple of 4, and on a processor without products of bytes.
+// sums[m][n] = input[m] . weight[n] of signed bytes, exactly as long as the sum fits into 32 bits. False, with nothing done, on a
+// processor that has neither AVX2 nor products of bytes.
 bool multiply_int8(const int8_t *weight, int64_t rows, int64_t columns, const int8_t *input, int64_t num_inputs,
                    int32_t *sums);
 

@@ -233,6 +233,8 @@ TE_AVX512 inline void transpose(const uint8_t *packed, int64_t stride, int64_t r
     out[i] = a[i];
 }
 
+constexpr int64_t PANEL = ProductsOfBf16::PANEL;
+
 // Columns [begin, begin + depth) of a panel's rows as numbers: out[pair][row][2].
 TE_AVX512_BF16 void fill_panel(const FourBitBlocks &blocks, int64_t columns, int64_t row, int64_t rows, int64_t begin,
                                int64_t depth, uint32_t *out) {
