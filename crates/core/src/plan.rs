@@ -91,6 +91,10 @@ pub struct ParameterEntry {
     pub requires_grad: bool,
     /// Other paths under which the same parameter is used.
     pub ties: Vec<String>,
+    /// Whether a run in mixed precision computes with it in its own element type: that of a batch normalisation, whose statistics are
+    /// sums over many batches.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_dtype: bool,
 }
 
 impl ParameterEntry {
@@ -110,6 +114,7 @@ impl ParameterEntry {
             original_element_bytes: None,
             requires_grad: true,
             ties: Vec::new(),
+            keeps_dtype: false,
         }
     }
 

@@ -349,6 +349,10 @@ fn agree_on_plan(model: &Start<'_>, plugin: &FullyShardedSettings, mixed_precisi
     check_same_model(data, store)?;
     let mut inventory = inventory(store);
     plugin.check_modules(&inventory)?;
+    if plugin.precision(mixed_precision).param_dtype.is_none() {
+        // All are gathered in their own element type, so none needs a unit of its own for it.
+        inventory.parameters.iter_mut().for_each(|entry| entry.keeps_dtype = false);
+    }
     if !evaluation_mode {
         inventory = plugin.kept(inventory, mixed_precision);
         warn_of_wider(mesh.job(), &inventory);

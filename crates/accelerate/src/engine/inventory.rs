@@ -1,8 +1,8 @@
 //! A model's parameters as plans see them.
 
-use crate::nn::{Param, ParamStore};
+use crate::nn::{AnyLayer, Param, ParamStore};
 use accelerate_core::plan::{Inventory, ParameterEntry};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use tch::Kind;
 
 /// The parameters that plans divide: of a layer that ranks compute together, this rank's slices. Those that are stored as several
@@ -15,6 +15,13 @@ pub(crate) fn dividable(store: &ParamStore) -> Vec<Param> {
 pub(crate) fn inventory(store: &ParamStore) -> Inventory {
     let aliases = store.aliases();
     let sizes = |param: &Param| param.shape().into_iter().map(|size| size.max(0) as usize).collect::<Vec<_>>();
+    let of_batch_norms: BTreeSet<String> = store
+        .named_layers()
+        .iter()
+        .filter(|(_, layer)| matches!(layer, AnyLayer::BatchNorm(_)))
+        .flat_map(|(_, layer)| layer.params())
+        .map(|param| param.name().to_owned())
+        .collect();
     let whole: BTreeMap<String, Param> = store.named_parameters().into_iter().collect();
     let entry = |param: &Param| {
         let (kind, shape) = (param.kind(), sizes(param));
@@ -26,6 +33,7 @@ pub(crate) fn inventory(store: &ParamStore) -> Inventory {
             element_bytes: kind.elt_size_in_bytes(),
             original_element_bytes: None,
             requires_grad: param.requires_grad(),
+            keeps_dtype: of_batch_norms.contains(param.name()),
             ties: aliases.iter().filter(|(_, first)| *first == param.name()).map(|(alias, _)| alias.clone()).collect(),
         }
     };

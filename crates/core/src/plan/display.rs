@@ -225,5 +225,6 @@ impl fmt::Display for Summary<'_> {
 
 /// Whether two units differ in their paths only.
 fn is_alike(one: &Unit, other: &Unit) -> bool {
-    one.offsets == other.offsets && one.dtype == other.dtype && one.requires_grad == other.requires_grad
+    let kind = |unit: &Unit| (unit.dtype.clone(), unit.requires_grad, unit.keeps_dtype);
+    one.offsets == other.offsets && kind(one) == kind(other)
 }

@@ -43,6 +43,9 @@ pub struct Unit {
     pub dtype: String,
     /// Whether its parameters get gradients; all or none do.
     pub requires_grad: bool,
+    /// Whether they are gathered and reduced in their own element type, also in mixed precision; all or none are.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub keeps_dtype: bool,
     /// Positions in the inventory, in registration order.
     pub parameters: Vec<usize>,
     /// Where each of them begins, and at the end the number of elements.
@@ -53,9 +56,18 @@ pub struct Unit {
     pub shard_elements: usize,
 }
 
+/// What the parameters of a unit have in common.
+#[derive(PartialEq, Eq)]
+struct Key {
+    path: String,
+    dtype: String,
+    requires_grad: bool,
+    keeps_dtype: bool,
+}
+
 impl Unit {
     fn new(
-        (path, dtype, requires_grad): (String, String, bool),
+        Key { path, dtype, requires_grad, keeps_dtype }: Key,
         parameters: Vec<usize>,
         inventory: &Inventory,
         shard_size: usize,
@@ -67,7 +79,7 @@ impl Unit {
             offsets.push(num_elements);
         }
         let shard_elements = num_elements.div_ceil(shard_size);
-        Self { path, dtype, requires_grad, parameters, offsets, num_elements, shard_elements }
+        Self { path, dtype, requires_grad, keeps_dtype, parameters, offsets, num_elements, shard_elements }
     }
 
     /// What people read in the place of its path.
@@ -79,7 +91,8 @@ impl Unit {
     pub(super) fn content(&self) -> String {
         let frozen = if self.requires_grad { "" } else { ", frozen" };
         let (tensors, elements, own) = (counted_tensors(self.parameters.len()), self.num_elements, self.shard_elements);
-        format!("{tensors} of {}{frozen}, {elements} elements, {own} on each rank", self.dtype)
+        let kept = if self.keeps_dtype { " in any precision" } else { "" };
+        format!("{tensors} of {}{kept}{frozen}, {elements} elements, {own} on each rank", self.dtype)
     }
 
     /// Elements of the unit that rank `rank` keeps, without padding.
@@ -107,7 +120,8 @@ impl fmt::Display for Unit {
 /// Plans full sharding: every parameter in a unit, every unit in equal shards on the ranks of each row of `mesh`; a number is
 /// that of ranks in a single row.
 ///
-/// Parameters of different element types, and frozen ones, have units of their own. A tied parameter that several units
+/// Parameters of different element types, frozen ones, and those that keep their element type in mixed precision, have units of their
+/// own. A tied parameter that several units
 /// use belongs to the root unit.
 ///
 /// ```
@@ -131,17 +145,18 @@ pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedSettings, mesh: 
     };
     let path_of = |name| unit_path(name, plugin, &by_size);
     let mut placements = vec![Placement::Frozen; inventory.parameters.len()];
-    let mut keys: Vec<(String, String, bool)> = Vec::new();
+    let mut keys: Vec<Key> = Vec::new();
     let mut members: Vec<Vec<usize>> = Vec::new();
     for (position, parameter) in inventory.parameters.iter().enumerate() {
-        let ParameterEntry { name, dtype, requires_grad, ties, .. } = parameter;
+        let ParameterEntry { name, dtype, requires_grad, ties, keeps_dtype, .. } = parameter;
         if is_ignored(name, plugin) {
             placements[position] = if *requires_grad { Placement::Replicate } else { Placement::Frozen };
             continue;
         }
         let path = path_of(name);
         let path = if ties.iter().all(|tie| path_of(tie) == path) { path } else { "" };
-        let key = (path.to_owned(), dtype.clone(), *requires_grad);
+        let (path, dtype) = (path.to_owned(), dtype.clone());
+        let key = Key { path, dtype, requires_grad: *requires_grad, keeps_dtype: *keeps_dtype };
         match keys.iter().position(|known| *known == key) {
             Some(unit) => members[unit].push(position),
             None => {

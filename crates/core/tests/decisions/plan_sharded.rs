@@ -80,6 +80,17 @@ fn element_types_and_frozen_parameters_have_units_of_their_own() {
 }
 
 #[test]
+fn parameters_that_keep_their_element_type_have_a_unit_of_their_own() {
+    let mut parameters = vec![entry("a", 2), entry("norm", 2), entry("c", 2)];
+    parameters[1].keeps_dtype = true;
+    let plan = plan_sharded(&Inventory { parameters }, &FullyShardedSettings::default(), 2);
+    let members: Vec<(&[usize], bool)> =
+        plan.units.iter().map(|unit| (unit.parameters.as_slice(), unit.keeps_dtype)).collect();
+    assert_eq!(members, [(&[0, 2][..], false), (&[1], true)]);
+    assert!(plan.units[1].to_string().contains("float32 in any precision"), "{}", plan.units[1]);
+}
+
+#[test]
 fn what_several_units_share_belongs_to_the_root() {
     let mut parameters = vec![entry("layers.0.weight", 4), entry("layers.1.bias", 1)];
     parameters[0].ties = vec!["layers.1.weight".to_owned()];

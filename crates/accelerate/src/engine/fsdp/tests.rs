@@ -1,5 +1,6 @@
 //! How often parameters travel, and what stays in memory.
 
+mod batch_norm;
 mod failures;
 mod orders;
 

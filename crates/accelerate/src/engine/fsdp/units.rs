@@ -82,6 +82,11 @@ pub(super) struct Kinds {
 }
 
 impl Kinds {
+    /// All the same.
+    fn of(own: Kind) -> Self {
+        Self { compute: own, reduce: own }
+    }
+
     /// Integers stay what they are.
     fn new(own: Kind, policy: MixedPrecisionPolicy) -> Self {
         let kind = |wanted: Option<FloatType>| match wanted {
@@ -110,7 +115,7 @@ impl UnitState {
     pub(super) fn new(unit: &Unit, kind: Kind, common: &Common) -> Result<Self> {
         let _no_grad = tch::no_grad_guard();
         let size = unit.shard_elements as i64;
-        let kinds = Kinds::new(kind, common.policy);
+        let kinds = if unit.keeps_dtype { Kinds::of(kind) } else { Kinds::new(kind, common.policy) };
         // Memory that nobody has written to is none yet, and full parameters are still there.
         let full = || Tensor::f_empty([size * common.world_size as i64], (kinds.compute, common.device));
         let full = if common.stays_unsharded { Some(full()?) } else { None };
