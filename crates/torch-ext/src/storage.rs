@@ -274,6 +274,37 @@ pub fn release_pages(tensor: &Tensor) {
     }
 }
 
+/// Has the system read the entries of a tensor that maps a file, if it does not have them, and does not wait for it. Contiguous tensors
+/// on the CPU only; on other systems than Linux, nothing happens.
+pub fn read_pages_ahead(tensor: &Tensor) {
+    #[cfg(target_os = "linux")]
+    if let Some(pages) = whole_pages(tensor) {
+        const MADV_WILLNEED: i32 = 3;
+        // SAFETY: what is in the pages stays as it is.
+        unsafe { madvise(pages.start as *mut c_void, pages.len(), MADV_WILLNEED) };
+    }
+}
+
+/// Brings the entries of a tensor that maps a file into memory, all at once, so that the first look at them does not wait for each
+/// page: reads what the system does not have yet, and returns when everything is there. Contiguous tensors on the CPU only, and only
+/// whole pages come. Returns whether they did: not from a file that has become too short, nor before Linux 5.14.
+///
+/// ```no_run
+/// use tch::{Device, Kind, Tensor};
+/// let weight = Tensor::f_from_file("weight.bin", false, 1 << 20, (Kind::Float, Device::Cpu))?;
+/// torch_ext::storage::populate_pages(&weight);
+/// # Ok::<(), tch::TchError>(())
+/// ```
+pub fn populate_pages(tensor: &Tensor) -> bool {
+    #[cfg(target_os = "linux")]
+    if let Some(pages) = whole_pages(tensor) {
+        const MADV_POPULATE_READ: i32 = 22;
+        // SAFETY: what is in the pages stays as it is. A page that cannot be read is an error here, and no signal.
+        return unsafe { madvise(pages.start as *mut c_void, pages.len(), MADV_POPULATE_READ) } == 0;
+    }
+    false
+}
+
 /// Lends the memory that the C library's allocator keeps for later back to the system. Where large tensors of one size come and go, that of
 /// glibc may put each behind the free memory of the one before, because an aligned block leaves a gap that is a little too small.
 /// The next use of such memory takes it from the system anew. With another C library, nothing happens.

@@ -8,6 +8,7 @@
 
 mod dispatch;
 mod dtype;
+mod exchange;
 mod folder;
 mod hook;
 mod machine;

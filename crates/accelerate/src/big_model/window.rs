@@ -4,11 +4,11 @@
 //! memory whenever others need it. A block is what one layer has on the disk. The block in use is in memory; the one before is let
 //! go, unless the budget has room for it; the one that came next in the last pass is read by the system meanwhile.
 
+use super::exchange::{Exchange, Helper};
 use super::folder::DatFile;
 use crate::error::Result;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
-use torch_ext::storage::release_pages;
 
 /// The blocks of one model.
 #[derive(Debug)]
@@ -30,6 +30,7 @@ struct State {
     kept: u64,
     /// The block in use.
     current: Option<usize>,
+    helper: Helper,
 }
 
 #[derive(Debug, Default)]
@@ -59,7 +60,7 @@ impl Window {
             next: Some((number + 1) % num_blocks),
         };
         let blocks = blocks.into_iter().enumerate().map(block).collect();
-        Self(Mutex::new(State { blocks, room, kept: 0, current: None }))
+        Self(Mutex::new(State { blocks, room, kept: 0, current: None, helper: Helper::default() }))
     }
 
     // Every change leaves the state whole, so a panic elsewhere does not spoil it.
@@ -91,36 +92,38 @@ impl Window {
 impl State {
     fn enter(&mut self, number: usize) -> Result<()> {
         self.blocks[number].tensors.iter().try_for_each(|mapped| mapped.file.check())?;
+        // What has left memory has left it before more comes.
+        self.helper.wait();
+        let mut exchange = Exchange::default();
         if let Some(before) = self.current.replace(number) {
             let block = &mut self.blocks[before];
             block.next = Some(number);
             if !block.is_kept {
-                block.tensors.iter().filter_map(|mapped| mapped.tensor.as_ref()).for_each(release_pages);
+                exchange.before.extend(block.mapped());
             }
         }
         let block = &mut self.blocks[number];
-        if !block.is_kept && self.kept + block.num_bytes <= self.room {
-            block.is_kept = true;
-            self.kept += block.num_bytes;
+        if !block.is_kept {
+            // A file that cannot be mapped is told of when it is used.
+            exchange.current.extend(block.tensors.iter_mut().filter_map(|mapped| mapped.tensor().ok()));
+            if self.kept + block.num_bytes <= self.room {
+                block.is_kept = true;
+                self.kept += block.num_bytes;
+            }
         }
-        if let Some(next) = block.next.filter(|&next| next != number) {
-            self.blocks[next].read_ahead();
+        if let Some(next) = block.next.filter(|&next| next != number && !self.blocks[next].is_kept) {
+            let tensors = self.blocks[next].tensors.iter_mut();
+            exchange.next.extend(tensors.filter_map(|mapped| mapped.tensor().ok()));
         }
+        self.helper.start(exchange);
         Ok(())
     }
 }
 
 impl Block {
-    /// Has the system read what it does not have yet, beside whatever is computed. What does not succeed here is told when the block is
-    /// used.
-    fn read_ahead(&self) {
-        if self.is_kept {
-            return;
-        }
-        #[cfg(target_os = "linux")]
-        for file in self.tensors.iter().filter_map(|mapped| std::fs::File::open(&mapped.file.path).ok()) {
-            let _ = rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::WillNeed);
-        }
+    /// Its tensors that have been mapped.
+    fn mapped(&self) -> impl Iterator<Item = Tensor> {
+        self.tensors.iter().filter_map(|mapped| mapped.tensor.as_ref()).map(Tensor::shallow_clone)
     }
 }
 

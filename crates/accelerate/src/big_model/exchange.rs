@@ -1,0 +1,137 @@
+//! The thread that exchanges weights from a disk while they are computed with.
+//!
+//! To map weights page by page, where each is looked at first, takes longer than to multiply one row with them, also if the system has the
+//! file. So a thread maps one half of a block while the other is computed, lets the block before go, and has the next one read. More
+//! than one block is never in memory for it.
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::{self, JoinHandle};
+use tch::Tensor;
+use torch_ext::storage::{populate_pages, read_pages_ahead, release_pages};
+
+/// What changes when a block comes into use. All tensors are mapped files.
+#[derive(Debug, Default)]
+pub(super) struct Exchange {
+    /// Leaves memory.
+    pub(super) before: Vec<Tensor>,
+    /// Comes into memory.
+    pub(super) current: Vec<Tensor>,
+    /// Is read by the system.
+    pub(super) next: Vec<Tensor>,
+}
+
+impl Exchange {
+    /// What does not succeed here is read where it is used.
+    fn run(self) {
+        self.before.iter().for_each(release_pages);
+        self.next.iter().for_each(read_pages_ahead);
+        for tensor in &self.current {
+            let num_elements = tensor.numel() as i64;
+            let middle = num_elements / 2;
+            let half = tensor.f_view([-1]).and_then(|flat| flat.f_narrow(0, middle, num_elements - middle));
+            let _is_read = half.is_ok_and(|half| populate_pages(&half));
+        }
+    }
+}
+
+/// A thread that makes one exchange at a time. It begins with the first one, and ends when this is dropped.
+#[derive(Debug, Default)]
+pub(super) struct Helper {
+    worker: Option<Worker>,
+    is_running: bool,
+}
+
+#[derive(Debug)]
+struct Worker {
+    exchanges: Sender<Exchange>,
+    finished: Receiver<()>,
+    thread: JoinHandle<()>,
+}
+
+impl Helper {
+    /// Begins an exchange. [`wait`](Self::wait) has returned since the last one.
+    pub(super) fn start(&mut self, exchange: Exchange) {
+        let Exchange { before, current, next } = &exchange;
+        if [before, current, next].iter().all(|tensors| tensors.is_empty()) {
+            return;
+        }
+        if self.worker.is_none() {
+            self.worker = Worker::new();
+        }
+        let refused = match &self.worker {
+            Some(worker) => worker.exchanges.send(exchange).err().map(|error| error.0),
+            None => Some(exchange),
+        };
+        self.is_running = refused.is_none();
+        // Without a thread, what is needed is read where it is used.
+        if let Some(exchange) = refused {
+            exchange.before.iter().for_each(release_pages);
+        }
+    }
+
+    /// Returns when the last exchange is complete.
+    pub(super) fn wait(&mut self) {
+        if std::mem::take(&mut self.is_running) {
+            // A thread that is gone has nothing more to do.
+            let _gone = self.worker.as_ref().map(|worker| worker.finished.recv());
+        }
+    }
+}
+
+impl Worker {
+    /// `None` where the system gives no thread.
+    fn new() -> Option<Self> {
+        let (exchanges, received) = channel::<Exchange>();
+        let (finish, finished) = channel();
+        let work = move || {
+            for exchange in received {
+                exchange.run();
+                if finish.send(()).is_err() {
+                    return;
+                }
+            }
+        };
+        let thread = thread::Builder::new().name("offload-exchange".to_owned()).spawn(work).ok()?;
+        Some(Self { exchanges, finished, thread })
+    }
+}
+
+impl Drop for Helper {
+    // The thread holds tensors, which must be gone before libtorch is.
+    fn drop(&mut self) {
+        if let Some(Worker { exchanges, finished, thread }) = self.worker.take() {
+            drop((exchanges, finished));
+            let _panicked = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Exchange, Helper};
+    use std::io::Write;
+    use tch::{Device, Kind, Tensor};
+
+    #[test]
+    fn exchanges_change_no_number() {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(&[7; 1 << 16]).unwrap();
+        let path = file.path().to_str().unwrap();
+        let bytes = Tensor::f_from_file(path, false, 1 << 16, (Kind::Uint8, Device::Cpu)).unwrap();
+        let tensors = || vec![bytes.shallow_clone()];
+        let mut helper = Helper::default();
+        helper.wait();
+        for _ in 0..3 {
+            helper.start(Exchange { before: tensors(), current: tensors(), next: tensors() });
+            helper.wait();
+            assert_eq!(bytes.to_kind(Kind::Int64).sum(Kind::Int64).int64_value(&[]), 7 << 16);
+        }
+        // A file that has become shorter is no signal in the thread, which goes on.
+        file.as_file().set_len(0).unwrap();
+        for _ in 0..2 {
+            helper.start(Exchange { current: tensors(), next: tensors(), ..Default::default() });
+            helper.wait();
+        }
+        assert!(helper.worker.as_ref().is_some_and(|worker| !worker.thread.is_finished()));
+    }
+}
