@@ -44,5 +44,5 @@ pub use config::{CONFIG_FILE, ConfigError, PretrainedConfig, WrongValue};
 pub use generation::{Generation, GenerationConfig, GenerationError, generate};
 pub use image_classification::{ImageClassificationInput, ImageClassifierOutput};
 pub use key_value_cache::KeyValueCache;
-pub use pretrained::{LoadOptions, PretrainedModel, load_weights};
+pub use pretrained::{LoadOptions, LoadReport, PretrainedModel, load_weights};
 pub use problem::ProblemType;

@@ -5,12 +5,12 @@ use crate::config::{CONFIG_FILE, ConfigError, MOST_BYTES, PretrainedConfig, Wron
 use crate::files;
 use crate::generation::GenerationFile;
 use crate::hub::model_folder;
-use accelerate::big_model::{DispatchOptions, MaxMemory};
+use accelerate::big_model::{DeviceMapTable, DispatchOptions, MaxMemory};
 use accelerate::checkpoint::{
     self, DeviceMapChoice, LoadAndDispatchOptions, check_saved_files, checkpoint_shapes, load_checkpoint_and_dispatch,
     load_checkpoint_in_model,
 };
-use accelerate::nn::{LoadReport, Module, ParamStore, init};
+use accelerate::nn::{Module, ParamStore, init};
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{
     BnbQuantizationConfig, Error, FloatType, Result, load_and_quantize_model, load_quantize_and_dispatch, nn,
@@ -69,6 +69,26 @@ impl Default for LoadOptions {
             dispatch: DispatchOptions::default(),
             revision: None,
         }
+    }
+}
+
+/// What [`PretrainedModel::from_pretrained`] has done.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct LoadReport {
+    /// Parameters and buffers that are new because the files do not have them.
+    pub missing_keys: Vec<String>,
+    /// Names of the files that the model does not have.
+    pub unexpected_keys: Vec<String>,
+    /// Where each module is (`hf_device_map` of Transformers), and its bytes, if [`LoadOptions::device_map`] asked for a map. It prints
+    /// as a table.
+    pub device_map: Option<DeviceMapTable>,
+}
+
+impl LoadReport {
+    fn new(keys: nn::LoadReport, device_map: Option<DeviceMapTable>) -> Self {
+        let nn::LoadReport { missing_keys, unexpected_keys, .. } = keys;
+        Self { missing_keys, unexpected_keys, device_map }
     }
 }
 
@@ -246,8 +266,8 @@ impl Found {
         let dispatch = options.dispatch.clone();
         let load = checkpoint::LoadOptions { strict, dispatch, ..Default::default() }.key_map(self.map);
         let mut report = match (quantization, &options.device_map) {
-            (Some(config), None) => load_and_quantize_model(store, config, Some(folder), &load)?,
-            (None, None) => load_checkpoint_in_model(store, folder, &load)?,
+            (Some(config), None) => LoadReport::new(load_and_quantize_model(store, config, Some(folder), &load)?, None),
+            (None, None) => LoadReport::new(load_checkpoint_in_model(store, folder, &load)?, None),
             (quantization, Some(device_map)) => {
                 let options = LoadAndDispatchOptions {
                     device_map: device_map.clone(),
@@ -255,10 +275,11 @@ impl Found {
                     no_split_module_classes: options.no_split_module_classes.clone(),
                     load,
                 };
-                match quantization {
-                    Some(config) => load_quantize_and_dispatch(store, config, folder, &options)?.report,
-                    None => load_checkpoint_and_dispatch(store, folder, &options)?.report,
-                }
+                let done = match quantization {
+                    Some(config) => load_quantize_and_dispatch(store, config, folder, &options)?,
+                    None => load_checkpoint_and_dispatch(store, folder, &options)?,
+                };
+                LoadReport::new(done.report, Some(done.table))
             }
         };
         report.unexpected_keys.retain(|name| !M::is_of_no_use(name));

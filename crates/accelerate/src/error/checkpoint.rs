@@ -1,6 +1,7 @@
 //! What can go wrong when the state of a run is saved or goes on.
 
 use super::shown::problem_lines;
+use accelerate_core::names::counted;
 use std::ops::Range;
 use std::path::PathBuf;
 
@@ -138,9 +139,10 @@ pub(crate) enum CheckpointError {
     MissingBucket { name: String, found: usize, wanted: usize },
 
     #[error(
-        "the checkpoint has gradients that wait for a step, and they are those of {world_size} processes with the parameters \
-         that each of them had; go on with as many processes, the same model and the same sharding, or save where \
-         accelerator.sync_gradients() is true and zero_grad of all optimizers has been called, of two models both"
+        "the checkpoint has gradients that wait for a step, and they are those of {} with the parameters that each of them had; \
+         go on with as many processes, the same model and the same sharding, or save where accelerator.sync_gradients() is true \
+         and zero_grad of every optimizer has been called",
+        counted(*world_size as u64, "process")
     )]
     OtherGradients { world_size: usize },
 
