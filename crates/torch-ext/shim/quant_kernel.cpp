@@ -248,9 +248,11 @@ TE_AVX2 void quantize_whole_avx2(const void *source, int64_t begin, int64_t size
   __m256i most = _mm256_setzero_si256();
   for (int64_t i = 0; i < size; i += 8)
     most = _mm256_max_epi32(most, _mm256_and_si256(_mm256_castps_si256(eight_avx2<E>(source, begin + i)), is_positive));
-  alignas(32) int32_t sizes[8];
-  _mm256_store_si256(reinterpret_cast<__m256i *>(sizes), most);
-  const uint32_t bits = uint32_t(*std::max_element(sizes, sizes + 8));
+  // The largest of all eight.
+  __m128i four = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
+  four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1));
+  const uint32_t bits = uint32_t(_mm_cvtsi128_si32(four));
   // Infinities and what is not a number.
   if (bits >= 0x7f800000u)
     return quantize_block<E>(source, begin, begin + size, true, code, pairs, packed, absmax);
