@@ -7,8 +7,9 @@ use accelerate::data::{
 };
 use accelerate::tch::Tensor;
 use accelerate::{Accelerator, Error, Result, testing};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread::{self, ThreadId};
 
 /// `0..n`, and a number of rows that were read.
 #[derive(Clone)]
@@ -31,6 +32,37 @@ impl IterableDataset for Numbers {
             if Some(row) == fails_at { Err(Error::other("the disk is gone")) } else { Ok(row) }
         }))))
     }
+}
+
+/// `0..4`, and the threads on which rows were read.
+#[derive(Clone, Default)]
+struct Threads(Arc<Mutex<Vec<ThreadId>>>);
+
+impl IterableDataset for Threads {
+    type Item = i64;
+    fn iter(&self) -> Result<Box<dyn RowStream<i64>>> {
+        let threads = Arc::clone(&self.0);
+        Ok(Box::new(Rows((0..4).map(move |row| {
+            threads.lock().unwrap().push(thread::current().id());
+            Ok(row)
+        }))))
+    }
+}
+
+// So rows that draw from the default generator take turns with the loop.
+#[test]
+fn dispatched_rows_are_read_on_the_thread_of_the_loop() {
+    let builder = Accelerator::builder().cpu(true).dataloader_config(configuration(true, false));
+    testing::ranks(2, builder, |accelerator| {
+        let dataset = Threads::default();
+        let loader = accelerator.prepare(DataLoader::iterable(dataset.clone()).batch_size(1).build()?)?;
+        assert_eq!(loader.iter()?.count(), 2);
+        let threads = dataset.0.lock().unwrap();
+        let num_read = if accelerator.is_main_process() { 4 } else { 0 };
+        assert_eq!(*threads, vec![thread::current().id(); num_read]);
+        Ok(())
+    })
+    .unwrap();
 }
 
 fn rows_of(batch: &Tensor) -> Vec<i64> {

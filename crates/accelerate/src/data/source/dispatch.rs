@@ -56,21 +56,26 @@ pub(crate) fn begin<B: TensorTree + Send + 'static>(
     };
     let (requests, inbox) = channel();
     let (outbox, results) = channel();
-    let courier = Courier { link: Arc::clone(link), pass, round: 0, reader };
+    let courier = Courier { link: Arc::clone(link), pass, round: 0 };
     let thread = std::thread::Builder::new()
         .name("data-dispatch".to_owned())
         .spawn(move || courier.run(&inbox, &outbox))
         .map_err(|source| DataError::Spawn { source })?;
-    let pass = DispatchPass { requests: Some(requests), results, thread: Some(thread), num_left, asked: false };
+    let pass = DispatchPass { reader, requests: Some(requests), results, thread: Some(thread), num_left, asked: false };
     Ok(Begun { pass: Box::new(pass), start })
 }
 
 /// What a round comes to: `None` at the end of the pass.
 type Delivery<B> = Option<Result<Round<B>>>;
 
+/// What rank 0 has made and sends: a round, the end, or a failure; or the panic that making it ended in.
+type Made<B> = std::thread::Result<Option<Result<Round<B>>>>;
+
 struct DispatchPass<B> {
-    /// `None` once the pass is over.
-    requests: Option<Sender<()>>,
+    /// On rank 0 only.
+    reader: Option<Result<Box<dyn Pass<B>>>>,
+    /// `None` once the pass is over. Rank 0 says what is to be sent.
+    requests: Option<Sender<Option<Made<B>>>>,
     results: Receiver<std::thread::Result<Delivery<B>>>,
     thread: Option<JoinHandle<()>>,
     num_left: Option<usize>,
@@ -80,10 +85,25 @@ struct DispatchPass<B> {
 
 impl<B> DispatchPass<B> {
     fn ask(&mut self) {
+        let made = self.make();
         self.asked = match &self.requests {
-            Some(requests) => requests.send(()).is_ok(),
+            Some(requests) => requests.send(made).is_ok(),
             None => false,
         };
+    }
+
+    /// The next round, on rank 0. It is made here and not by the thread that sends it, so that rows which draw from the default generator
+    /// take turns with the loop, in the same order in each run.
+    fn make(&mut self) -> Option<Made<B>> {
+        let made = match self.reader.take()? {
+            Ok(mut reader) => {
+                let made = std::panic::catch_unwind(AssertUnwindSafe(|| reader.next_round()));
+                self.reader = Some(Ok(reader));
+                made
+            }
+            Err(error) => Ok(Some(Err(error))),
+        };
+        Some(made)
     }
 
     fn end(&mut self) {
@@ -133,13 +153,11 @@ impl<B> Drop for DispatchPass<B> {
     }
 }
 
-/// Makes and sends rounds on rank 0, receives them elsewhere.
-struct Courier<B> {
+/// Sends rounds on rank 0, receives them elsewhere.
+struct Courier {
     link: Arc<DispatchLink>,
     pass: u64,
     round: u64,
-    /// On rank 0 only.
-    reader: Option<Result<Box<dyn Pass<B>>>>,
 }
 
 /// What stands in front of every batch.
@@ -152,18 +170,18 @@ enum Content {
     End,
 }
 
-impl<B: TensorTree + Send> Courier<B> {
-    fn run(mut self, inbox: &Receiver<()>, outbox: &Sender<std::thread::Result<Delivery<B>>>) {
-        while inbox.recv().is_ok() {
-            let made = std::panic::catch_unwind(AssertUnwindSafe(|| self.next()));
-            let made = match made {
-                Ok(delivery) => Ok(delivery),
-                Err(panic) => {
-                    // The other ranks wait for this round.
-                    let _ = self.tell(&Content::Failed { message: "the code that makes batches panicked".to_owned() });
-                    Err(panic)
-                }
-            };
+impl Courier {
+    fn run<B: TensorTree + Send>(
+        mut self,
+        inbox: &Receiver<Option<Made<B>>>,
+        outbox: &Sender<std::thread::Result<Delivery<B>>>,
+    ) {
+        while let Ok(request) = inbox.recv() {
+            let made = std::panic::catch_unwind(AssertUnwindSafe(|| self.next(request)));
+            if made.is_err() {
+                // The other ranks wait for this round.
+                let _ = self.tell(&Content::Failed { message: "the code that makes batches panicked".to_owned() });
+            }
             let over = matches!(made, Ok(None) | Err(_));
             if outbox.send(made).is_err() || over {
                 return;
@@ -171,19 +189,10 @@ impl<B: TensorTree + Send> Courier<B> {
         }
     }
 
-    fn next(&mut self) -> Delivery<B> {
-        let delivery = match &mut self.reader {
-            Some(Ok(reader)) => {
-                let made = reader.next_round();
-                self.send(made)
-            }
-            Some(Err(_)) => {
-                let error = match self.reader.take() {
-                    Some(Err(error)) => error,
-                    _ => Error::other("no reason is known"),
-                };
-                Some(Err(self.tell_failure(error)))
-            }
+    fn next<B: TensorTree + Send>(&mut self, request: Option<Made<B>>) -> Delivery<B> {
+        let delivery = match request {
+            Some(Ok(made)) => self.send(made),
+            Some(Err(panic)) => std::panic::resume_unwind(panic),
             None => self.receive().transpose(),
         };
         self.round += 1;
@@ -202,7 +211,7 @@ impl<B: TensorTree + Send> Courier<B> {
         self.link.group.scatter_bytes(Some(&parts), 0).map(|_| ())
     }
 
-    fn send(&mut self, made: Option<Result<Round<B>>>) -> Delivery<B> {
+    fn send<B: TensorTree + Send>(&mut self, made: Option<Result<Round<B>>>) -> Delivery<B> {
         match made {
             None => self.tell(&Content::End).err().map(Err),
             Some(made) => Some(made.and_then(|round| Ok((self.parts_of(&round)?, round))).map_or_else(
@@ -219,14 +228,14 @@ impl<B: TensorTree + Send> Courier<B> {
     }
 
     /// The round with the batch of this rank only.
-    fn keep_own(&self, mut round: Round<B>) -> Round<B> {
+    fn keep_own<B: TensorTree + Send>(&self, mut round: Round<B>) -> Round<B> {
         let own = self.link.shares.of_rank(self.link.group.rank());
         let batch = round.batches.get_mut(own).and_then(Option::take);
         Round { batches: vec![batch], ..round }
     }
 
     /// For each rank the round's label and its batch; nothing for rank 0, which has its batch.
-    fn parts_of(&self, round: &Round<B>) -> Result<Vec<Tensor>> {
+    fn parts_of<B: TensorTree + Send>(&self, round: &Round<B>) -> Result<Vec<Tensor>> {
         let Round { batches, position, delivered, stream } = round;
         let part = |rank| {
             if rank == 0 {
@@ -243,7 +252,7 @@ impl<B: TensorTree + Send> Courier<B> {
         (0..self.link.group.world_size()).map(part).collect()
     }
 
-    fn receive(&mut self) -> Result<Option<Round<B>>> {
+    fn receive<B: TensorTree + Send>(&mut self) -> Result<Option<Round<B>>> {
         let bytes = self.link.group.scatter_bytes(None, 0)?;
         let mut parcel = Parcel::from_bytes(&bytes)?;
         let (pass, round, content): Label = parcel.take()?;
