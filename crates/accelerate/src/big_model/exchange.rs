@@ -107,6 +107,7 @@ impl Drop for Helper {
 }
 
 #[cfg(test)]
+#[allow(clippy::unwrap_used)]
 mod tests {
     use super::{Exchange, Helper};
     use std::io::Write;
