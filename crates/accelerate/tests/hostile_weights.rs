@@ -45,6 +45,27 @@ fn folder_with_shard() -> TempDir {
 }
 
 #[test]
+fn codes_are_not_taken_for_numbers() {
+    for beside in ["w.SCB", "w.quant_state.bitsandbytes__nf4"] {
+        let folder = TempDir::new().unwrap();
+        let tensors = [("w", Tensor::from_slice(&[7f32])), (beside, Tensor::from_slice(&[1f32]))];
+        let state: StateDict = tensors.into_iter().map(|(name, tensor)| (name.to_owned(), tensor)).collect();
+        save_file(&state, folder.path().join("model.safetensors")).unwrap();
+        for strict in [true, false] {
+            let store = ParamStore::new(Device::Cpu);
+            store.root().param("w", ([1], Init::Zeros)).unwrap();
+            let options = LoadOptions { strict, ..Default::default() };
+            let error = load_checkpoint_in_model(&store, folder.path(), &options).unwrap_err();
+            assert!(
+                error.to_string().contains(beside) && error.to_string().contains("BnbQuantizationConfig"),
+                "{error}"
+            );
+            assert_eq!(store.get("w").unwrap().get().unwrap().double_value(&[0]), 0.0);
+        }
+    }
+}
+
+#[test]
 fn a_file_that_was_made_to_do_harm_is_refused_by_every_reader() {
     let folder = TempDir::new().unwrap();
     let mut num_cases = 0;

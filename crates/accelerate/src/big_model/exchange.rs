@@ -1,19 +1,17 @@
-//! The thread that exchanges weights from a disk while they are computed with.
+//! The thread that brings weights from a disk while others are computed with.
 //!
 //! To map weights page by page, where each is looked at first, takes longer than to multiply one row with them, also if the system has the
-//! file. So a thread maps one half of a block while the other is computed, lets the block before go, and has the next one read. More
-//! than one block is never in memory for it.
+//! file. So a thread maps one half of a block while the other is computed, and has the next one read. More than one block is never in
+//! memory for it.
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::{self, JoinHandle};
 use tch::Tensor;
-use torch_ext::storage::{populate_pages, read_pages_ahead, release_pages};
+use torch_ext::storage::{populate_pages, read_pages_ahead};
 
-/// What changes when a block comes into use. All tensors are mapped files.
+/// What comes when a block comes into use. All tensors are mapped files.
 #[derive(Debug, Default)]
 pub(super) struct Exchange {
-    /// Leaves memory.
-    pub(super) before: Vec<Tensor>,
     /// Comes into memory.
     pub(super) current: Vec<Tensor>,
     /// Is read by the system.
@@ -23,7 +21,6 @@ pub(super) struct Exchange {
 impl Exchange {
     /// What does not succeed here is read where it is used.
     fn run(self) {
-        self.before.iter().for_each(release_pages);
         self.next.iter().for_each(read_pages_ahead);
         for tensor in &self.current {
             let num_elements = tensor.numel() as i64;
@@ -51,22 +48,14 @@ struct Worker {
 impl Helper {
     /// Begins an exchange. [`wait`](Self::wait) has returned since the last one.
     pub(super) fn start(&mut self, exchange: Exchange) {
-        let Exchange { before, current, next } = &exchange;
-        if [before, current, next].iter().all(|tensors| tensors.is_empty()) {
+        if exchange.current.is_empty() && exchange.next.is_empty() {
             return;
         }
         if self.worker.is_none() {
             self.worker = Worker::new();
         }
-        let refused = match &self.worker {
-            Some(worker) => worker.exchanges.send(exchange).err().map(|error| error.0),
-            None => Some(exchange),
-        };
-        self.is_running = refused.is_none();
         // Without a thread, what is needed is read where it is used.
-        if let Some(exchange) = refused {
-            exchange.before.iter().for_each(release_pages);
-        }
+        self.is_running = self.worker.as_ref().is_some_and(|worker| worker.exchanges.send(exchange).is_ok());
     }
 
     /// Returns when the last exchange is complete.
@@ -112,6 +101,7 @@ mod tests {
     use super::{Exchange, Helper};
     use std::io::Write;
     use tch::{Device, Kind, Tensor};
+    use torch_ext::storage::release_pages;
 
     #[test]
     fn exchanges_change_no_number() {
@@ -123,14 +113,15 @@ mod tests {
         let mut helper = Helper::default();
         helper.wait();
         for _ in 0..3 {
-            helper.start(Exchange { before: tensors(), current: tensors(), next: tensors() });
+            release_pages(&bytes);
+            helper.start(Exchange { current: tensors(), next: tensors() });
             helper.wait();
             assert_eq!(bytes.to_kind(Kind::Int64).sum(Kind::Int64).int64_value(&[]), 7 << 16);
         }
         // A file that has become shorter is no signal in the thread, which goes on.
         file.as_file().set_len(0).unwrap();
         for _ in 0..2 {
-            helper.start(Exchange { current: tensors(), next: tensors(), ..Default::default() });
+            helper.start(Exchange { current: tensors(), next: tensors() });
             helper.wait();
         }
         assert!(helper.worker.as_ref().is_some_and(|worker| !worker.thread.is_finished()));

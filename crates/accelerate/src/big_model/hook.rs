@@ -70,12 +70,14 @@ pub fn cpu_offload_with_hook(
         drop(param.replace_storage(Box::new(OnDemand { model: Arc::clone(&model), place })));
     }
     store.set_device(device);
-    Ok(UserCpuOffloadHook { model, store: store.clone() })
+    Ok(UserCpuOffloadHook { model, params, store: store.clone() })
 }
 
 /// Says when a model of [`cpu_offload_with_hook`] leaves the device.
 pub struct UserCpuOffloadHook {
     model: Arc<Turn>,
+    /// Those of `model`, in its order. The store may have others by now.
+    params: Vec<Param>,
     store: ParamStore,
 }
 
@@ -99,9 +101,8 @@ impl UserCpuOffloadHook {
     /// Never in practice.
     pub fn remove(self) -> Result<()> {
         let tensors: Vec<Tensor> = self.model.state().tensors.iter().map(Tensor::shallow_clone).collect();
-        let params: Vec<Param> = self.store.parameters_and_buffers();
         let device = if self.is_on_device() { self.model.device } else { Device::Cpu };
-        for (param, tensor) in params.iter().zip(tensors) {
+        for (param, tensor) in self.params.iter().zip(tensors) {
             param.set_replicated(tensor)?;
         }
         self.store.set_device(device);

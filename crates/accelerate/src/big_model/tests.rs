@@ -469,6 +469,39 @@ fn hostile_folders_are_refused() {
 }
 
 #[test]
+fn a_file_that_changes_under_the_only_layer_of_a_disk_is_noticed() {
+    let changes: [Spoil<'_>; 2] =
+        [&|path| fs::OpenOptions::new().write(true).open(path).unwrap().set_len(8).unwrap(), &|path| {
+            fs::remove_file(path).unwrap()
+        }];
+    for change in changes {
+        let (store, folder) = (ParamStore::new(Device::Cpu), tempfile::tempdir().unwrap());
+        let layer = Linear::new(store.root() / "only", 16, 16, Default::default()).unwrap();
+        disk_offload(&store, folder.path(), &Default::default()).unwrap();
+        let input = Tensor::ones([1, 16], (Kind::Float, Device::Cpu));
+        drop(layer.forward(&input).unwrap());
+        change(&folder.path().join("only.weight.dat"));
+        let error = layer.forward(&input).unwrap_err();
+        assert!(error.to_string().contains("only.weight.dat"), "{error}");
+    }
+}
+
+#[test]
+fn a_hook_gives_each_parameter_its_own_tensor_back() {
+    let store = ParamStore::new(Device::Cpu);
+    let params = [1.0, 2.0, 3.0].map(|value| {
+        let values = Tensor::full([2], value, (Kind::Float, Device::Cpu));
+        store.root().param(&format!("number_{value}"), values).unwrap()
+    });
+    let hook = cpu_offload_with_hook(&store, Some(MapDevice::Cpu), None).unwrap();
+    store.remove(&params[..1]);
+    hook.remove().unwrap();
+    for (param, value) in params.iter().zip([1.0, 2.0, 3.0]) {
+        assert_eq!(param.get().unwrap().double_value(&[0]), value);
+    }
+}
+
+#[test]
 fn files_that_change_under_a_model_are_noticed() {
     let changes: [Spoil<'_>; 3] = [
         &|path| fs::OpenOptions::new().write(true).open(path).unwrap().set_len(8).unwrap(),

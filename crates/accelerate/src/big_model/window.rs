@@ -9,6 +9,7 @@ use super::folder::DatFile;
 use crate::error::Result;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
+use torch_ext::storage::release_pages;
 
 /// The blocks of one model.
 #[derive(Debug)]
@@ -74,8 +75,9 @@ impl Window {
     /// The file is not what it was.
     pub(super) fn tensor(&self, place: Place) -> Result<Tensor> {
         let mut state = self.state();
-        if state.current != Some(place.block) {
-            state.enter(place.block)?;
+        match state.current == Some(place.block) {
+            true => state.blocks[place.block].tensors[place.member].file.check()?,
+            false => state.enter(place.block)?,
         }
         state.blocks[place.block].tensors[place.member].tensor()
     }
@@ -92,14 +94,14 @@ impl Window {
 impl State {
     fn enter(&mut self, number: usize) -> Result<()> {
         self.blocks[number].tensors.iter().try_for_each(|mapped| mapped.file.check())?;
-        // What has left memory has left it before more comes.
+        // Nothing of the block before may come after it has been let go.
         self.helper.wait();
         let mut exchange = Exchange::default();
         if let Some(before) = self.current.replace(number) {
             let block = &mut self.blocks[before];
             block.next = Some(number);
             if !block.is_kept {
-                exchange.before.extend(block.mapped());
+                block.tensors.iter().filter_map(|mapped| mapped.tensor.as_ref()).for_each(release_pages);
             }
         }
         let block = &mut self.blocks[number];
@@ -117,13 +119,6 @@ impl State {
         }
         self.helper.start(exchange);
         Ok(())
-    }
-}
-
-impl Block {
-    /// Its tensors that have been mapped.
-    fn mapped(&self) -> impl Iterator<Item = Tensor> {
-        self.tensors.iter().filter_map(|mapped| mapped.tensor.as_ref()).map(Tensor::shallow_clone)
     }
 }
 

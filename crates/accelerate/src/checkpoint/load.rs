@@ -157,6 +157,9 @@ pub fn checkpoint_shapes(path: impl AsRef<Path>) -> Result<Vec<(String, Vec<i64>
 fn load_source(store: &ParamStore, source: &mut Source, options: &LoadOptions) -> Result<LoadReport> {
     let found = mapped_names(source, options)?;
     let (mut pairs, mismatch) = match_names(store, &found);
+    if let Some(name) = mismatch.unexpected.iter().find(|name| is_beside_codes(name)) {
+        return Err(WeightsError::Codes { path: source.path.clone(), name: name.clone() }.into());
+    }
     if mismatch.is_fatal(options.strict) {
         return Err(WeightsError::DoesNotFit { path: source.path.clone(), mismatch }.into());
     }
@@ -174,6 +177,11 @@ fn load_source(store: &ParamStore, source: &mut Source, options: &LoadOptions) -
     }
     messages::debug!("read {} bytes of weights from {}", source.num_bytes_read(), source.path.display());
     Ok(LoadReport { missing_keys: mismatch.missing, unexpected_keys: mismatch.unexpected })
+}
+
+/// Is it the name of what bitsandbytes keeps beside codes? Without it they would be taken for numbers.
+fn is_beside_codes(name: &str) -> bool {
+    name.ends_with(".SCB") || name.contains(".quant_state.bitsandbytes__")
 }
 
 /// A file may have a tied parameter under several names, and then has to have the same values.

@@ -40,6 +40,13 @@ pub(crate) enum WeightsError {
     DoesNotFit { path: PathBuf, mismatch: Mismatch },
 
     #[error(
+        "{} has codes of 4 or 8 bits (`{name}` belongs to them), and this loads numbers; use load_and_quantize_model, or \
+         quantization_config of from_pretrained, with the BnbQuantizationConfig that they were made with",
+        path.display()
+    )]
+    Codes { path: PathBuf, name: String },
+
+    #[error(
         "{} has `{first}` and `{second}` with other values, and in the model they are one parameter. Make the model with two \
          (`tie_word_embeddings: false` in config.json, for a head), or take the second out of the file; with `strict = false`, the first \
          is loaded",

@@ -153,12 +153,15 @@ impl PeftModel {
     /// they are for inference only. An empty list leaves the model as it was without adapters.
     ///
     /// # Errors
-    /// [`is_config`](crate::Error::is_config): there is no such adapter; two that have copies of one layer; a prepared model, of
-    /// which other parameters would be trained. Nothing is changed then.
+    /// [`is_config`](crate::Error::is_config): there is no such adapter; two that have copies of one layer; others than those that
+    /// are merged, which would stay in effect; a prepared model, of which other parameters would be trained. Nothing is changed then.
     pub fn set_adapter(&self, names: &[&str]) -> Result<()> {
         let names = &distinct(names)[..];
         let mut state = self.state();
         state.check_names(names)?;
+        if state.active != names {
+            state.check_unmerged("set_adapter")?;
+        }
         let mut copied = HashSet::new();
         for adapter in names.iter().filter_map(|name| state.adapter(name)) {
             if let Some(position) = adapter.copies.keys().find(|position| !copied.insert(**position)) {

@@ -123,6 +123,19 @@ fn what_does_not_go_is_an_error_and_changes_nothing() {
 }
 
 #[test]
+fn others_become_active_only_where_none_is_merged() {
+    let (_model, peft, _) = two_adapters();
+    peft.set_adapter(&["default"]).unwrap();
+    peft.merge_adapter(None).unwrap();
+    peft.set_adapter(&["default"]).unwrap();
+    let error = peft.set_adapter(&["second"]).unwrap_err();
+    assert!(error.is_config() && error.to_string().contains("set_adapter"), "{error}");
+    assert_eq!(peft.active_adapters(), ["default"]);
+    peft.unmerge_adapter();
+    peft.set_adapter(&["second"]).unwrap();
+}
+
+#[test]
 fn a_prepared_model_keeps_what_it_trains() {
     let accelerator = Accelerator::builder().cpu(true).build().unwrap();
     let (model, peft, base) = two_adapters();
