@@ -275,7 +275,7 @@ pub fn release_pages(tensor: &Tensor) {
 }
 
 /// Has the system read the entries of a tensor that maps a file, if it does not have them, and does not wait for it. Contiguous tensors
-/// on the CPU only; on other systems than Linux, nothing happens.
+/// on the CPU only; on other systems than Linux, nothing happens (`MADV_WILLNEED` of `madvise(2)`).
 pub fn read_pages_ahead(tensor: &Tensor) {
     #[cfg(target_os = "linux")]
     if let Some(pages) = whole_pages(tensor) {
@@ -287,7 +287,8 @@ pub fn read_pages_ahead(tensor: &Tensor) {
 
 /// Brings the entries of a tensor that maps a file into memory, all at once, so that the first look at them does not wait for each
 /// page: reads what the system does not have yet, and returns when everything is there. Contiguous tensors on the CPU only, and only
-/// whole pages come. Returns whether they did: not from a file that has become too short, nor before Linux 5.14.
+/// whole pages come. Returns whether they did: not from a file that has become too short, nor before Linux 5.14
+/// (`MADV_POPULATE_READ` of `madvise(2)`).
 ///
 /// ```no_run
 /// use tch::{Device, Kind, Tensor};

@@ -142,6 +142,11 @@ impl DatFile {
         self.stamp.num_bytes
     }
 
+    /// libtorch maps only files whose path is UTF-8.
+    pub(super) fn can_be_mapped(&self) -> bool {
+        self.path.to_str().is_some()
+    }
+
     /// The file as a tensor: a private mapping, of which nothing takes memory before it is used, and what is used can be let go.
     ///
     /// A path that is not UTF-8 cannot be mapped and is read.

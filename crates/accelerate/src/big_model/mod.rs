@@ -8,7 +8,7 @@
 
 mod dispatch;
 mod dtype;
-mod exchange;
+mod fetch;
 mod folder;
 mod hook;
 mod machine;

@@ -487,6 +487,21 @@ fn a_file_that_changes_under_the_only_layer_of_a_disk_is_noticed() {
 }
 
 #[test]
+fn a_folder_whose_name_is_no_text_keeps_weights() {
+    use std::os::unix::ffi::OsStrExt;
+    let (store, folder) = (ParamStore::new(Device::Cpu), tempfile::tempdir().unwrap());
+    // Weights of several pages, of which whole ones are let go.
+    let layers = [0, 1].map(|number| Linear::new(store.root() / number, 64, 64, Default::default()).unwrap());
+    let forward = || layers.iter().fold(Tensor::ones([1, 64], FLOAT), |input, layer| layer.forward(&input).unwrap());
+    let wanted = forward();
+    let path = folder.path().join(std::ffi::OsStr::from_bytes(b"no\xfftext"));
+    disk_offload(&store, &path, &Default::default()).unwrap();
+    for _ in 0..3 {
+        assert_eq!(forward(), wanted);
+    }
+}
+
+#[test]
 fn a_hook_gives_each_parameter_its_own_tensor_back() {
     let store = ParamStore::new(Device::Cpu);
     let params = [1.0, 2.0, 3.0].map(|value| {

@@ -4,7 +4,7 @@
 //! memory whenever others need it. A block is what one layer has on the disk. The block in use is in memory; the one before is let
 //! go, unless the budget has room for it; the one that came next in the last pass is read by the system meanwhile.
 
-use super::exchange::{Exchange, Helper};
+use super::fetch::{Fetch, FetchThread};
 use super::folder::DatFile;
 use crate::error::Result;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ struct State {
     kept: u64,
     /// The block in use.
     current: Option<usize>,
-    helper: Helper,
+    fetch_thread: FetchThread,
 }
 
 #[derive(Debug, Default)]
@@ -61,7 +61,7 @@ impl Window {
             next: Some((number + 1) % num_blocks),
         };
         let blocks = blocks.into_iter().enumerate().map(block).collect();
-        Self(Mutex::new(State { blocks, room, kept: 0, current: None, helper: Helper::default() }))
+        Self(Mutex::new(State { blocks, room, kept: 0, current: None, fetch_thread: FetchThread::default() }))
     }
 
     // Every change leaves the state whole, so a panic elsewhere does not spoil it.
@@ -95,34 +95,42 @@ impl State {
     fn enter(&mut self, number: usize) -> Result<()> {
         self.blocks[number].tensors.iter().try_for_each(|mapped| mapped.file.check())?;
         // Nothing of the block before may come after it has been let go.
-        self.helper.wait();
-        let mut exchange = Exchange::default();
+        self.fetch_thread.wait();
+        let mut fetch = Fetch::default();
         if let Some(before) = self.current.replace(number) {
             let block = &mut self.blocks[before];
             block.next = Some(number);
             if !block.is_kept {
-                block.tensors.iter().filter_map(|mapped| mapped.tensor.as_ref()).for_each(release_pages);
+                block.tensors.iter_mut().for_each(Mapped::let_go);
             }
         }
         let block = &mut self.blocks[number];
         if !block.is_kept {
             // A file that cannot be mapped is told of when it is used.
-            exchange.current.extend(block.tensors.iter_mut().filter_map(|mapped| mapped.tensor().ok()));
+            fetch.current.extend(block.tensors.iter_mut().filter_map(|mapped| mapped.tensor().ok()));
             if self.kept + block.num_bytes <= self.room {
                 block.is_kept = true;
                 self.kept += block.num_bytes;
             }
         }
         if let Some(next) = block.next.filter(|&next| next != number && !self.blocks[next].is_kept) {
-            let tensors = self.blocks[next].tensors.iter_mut();
-            exchange.next.extend(tensors.filter_map(|mapped| mapped.tensor().ok()));
+            let tensors = self.blocks[next].tensors.iter_mut().filter(|mapped| mapped.file.can_be_mapped());
+            fetch.next.extend(tensors.filter_map(|mapped| mapped.tensor().ok()));
         }
-        self.helper.start(exchange);
+        self.fetch_thread.start(fetch);
         Ok(())
     }
 }
 
 impl Mapped {
+    /// The pages of a mapping come back out of the file. What has been read instead would be lost, and is read again.
+    fn let_go(&mut self) {
+        match self.file.can_be_mapped() {
+            true => self.tensor.iter().for_each(release_pages),
+            false => self.tensor = None,
+        }
+    }
+
     fn tensor(&mut self) -> Result<Tensor> {
         let tensor = match self.tensor.take() {
             Some(tensor) => tensor,
