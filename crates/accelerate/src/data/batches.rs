@@ -71,7 +71,7 @@ impl<B: Send + 'static, K> Batches<B, K> {
             }
             None => batch,
         };
-        let num_delivered = self.progress.moved(round.delivered, round.stream);
+        let num_delivered = self.progress.moved(round.delivered, round.stream, round.look_ahead);
         if let Some(prepared) = &self.prepared {
             // What is delivered may be counted in batches; the rows of some loaders are not known.
             prepared.guard.handed_out(if num_counted > 0 { num_counted } else { num_delivered });

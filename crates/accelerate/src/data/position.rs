@@ -1,5 +1,6 @@
 //! Where a loader stands, as a value that can be saved, and how a pass is begun again from it.
 
+use super::random;
 use crate::error::{DataError, Result};
 use accelerate_core::sampler::RowOrder;
 use serde::{Deserialize, Serialize};
@@ -52,6 +53,9 @@ pub struct DataLoaderState {
     /// What the stream says about its place.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) stream: Option<Vec<u8>>,
+    /// The random numbers of rows that were read ahead of the loop.
+    #[serde(default, skip_serializing_if = "LookAhead::is_empty")]
+    pub(crate) look_ahead: LookAhead,
 }
 
 impl DataLoaderState {
@@ -94,6 +98,32 @@ pub(crate) struct RandomStates {
     /// For samplers that have a generator of their own, or could have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sampler: Option<Vec<u8>>,
+}
+
+/// States of the default generator from which the next round was begun before the loop was done with the one in hand. `None` where
+/// nothing was drawn. A resumed pass does the same work again with the same random numbers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LookAhead {
+    /// Before its rows were read from a stream.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) read: Option<Vec<u8>>,
+    /// Before rank 0 made it for all ranks.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) made: Option<Vec<u8>>,
+}
+
+impl LookAhead {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.read.is_none() && self.made.is_none()
+    }
+}
+
+/// Does the work, and returns the state of the default generator before it if the work has drawn from it.
+pub(crate) fn noting_draws<T>(work: impl FnOnce() -> T) -> Result<(T, Option<Vec<u8>>)> {
+    let before = random::default_state()?;
+    let done = work();
+    let has_drawn = random::default_state()? != before;
+    Ok((done, has_drawn.then_some(before)))
 }
 
 /// Takes the default generator back to where it was.
@@ -185,6 +215,7 @@ struct UnderWay {
     start: Arc<PassStart>,
     delivered: u64,
     stream: Option<Vec<u8>>,
+    look_ahead: LookAhead,
 }
 
 impl Progress {
@@ -238,17 +269,18 @@ impl Progress {
 
     pub(crate) fn begin(&self, epoch: usize, start: Arc<PassStart>, resumed: Option<DataLoaderState>) {
         let mut inner = self.lock();
-        let (delivered, stream) = resumed.map_or((0, None), |state| (state.rows_delivered, state.stream));
+        let DataLoaderState { rows_delivered: delivered, stream, look_ahead, .. } = resumed.unwrap_or_default();
         inner.resume = None;
-        inner.pass = Some(UnderWay { epoch, start, delivered, stream });
+        inner.pass = Some(UnderWay { epoch, start, delivered, stream, look_ahead });
     }
 
     /// Returns by how much.
-    pub(crate) fn moved(&self, delivered: u64, stream: Option<Vec<u8>>) -> u64 {
+    pub(crate) fn moved(&self, delivered: u64, stream: Option<Vec<u8>>, look_ahead: LookAhead) -> u64 {
         let mut inner = self.lock();
         let Some(pass) = &mut inner.pass else { return 0 };
         let before = std::mem::replace(&mut pass.delivered, delivered);
         pass.stream = stream;
+        pass.look_ahead = look_ahead;
         delivered.saturating_sub(before)
     }
 
@@ -272,6 +304,7 @@ impl Progress {
                 random: pass.start.random.clone(),
                 order: pass.start.digest.as_ref().map(OrderDigest::value),
                 stream: pass.stream.clone(),
+                look_ahead: pass.look_ahead.clone(),
             },
             None => DataLoaderState { epoch: inner.epoch, shuffle_seed: inner.seed.or(idle.shuffle_seed), ..idle },
         }

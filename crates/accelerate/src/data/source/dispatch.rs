@@ -3,6 +3,7 @@
 //! `DataLoaderDispatcher` of the reference (`data_loader.py`), which sends everything to everyone.
 
 use super::{Begun, Pass, PassPlan, Round, Source};
+use crate::data::position::{DefaultGeneratorGuard, LookAhead, noting_draws};
 use crate::data::share::Shares;
 use crate::error::{CollectiveError, DataError, Error, Result};
 use crate::group::Group;
@@ -37,6 +38,7 @@ pub(crate) fn begin<B: TensorTree + Send + 'static>(
 ) -> Result<Begun<B>> {
     let pass = link.num_passes.fetch_add(1, Ordering::Relaxed);
     let num_left = source.num_batches(&plan.sharding).map(|batches| batches.saturating_sub(plan.skip_batches));
+    let first_draws_from = plan.look_ahead().and_then(|look_ahead| look_ahead.made.clone());
     let mut start = Arc::default();
     let reader = if link.group.rank() == 0 {
         let ranks = 0..link.shares.len();
@@ -61,7 +63,16 @@ pub(crate) fn begin<B: TensorTree + Send + 'static>(
         .name("data-dispatch".to_owned())
         .spawn(move || courier.run(&inbox, &outbox))
         .map_err(|source| DataError::Spawn { source })?;
-    let pass = DispatchPass { reader, requests: Some(requests), results, thread: Some(thread), num_left, asked: false };
+    let pass = DispatchPass {
+        reader,
+        first_draws_from,
+        drawn_from: None,
+        requests: Some(requests),
+        results,
+        thread: Some(thread),
+        num_left,
+        asked: false,
+    };
     Ok(Begun { pass: Box::new(pass), start })
 }
 
@@ -74,6 +85,10 @@ type Made<B> = std::thread::Result<Option<Result<Round<B>>>>;
 struct DispatchPass<B> {
     /// On rank 0 only.
     reader: Option<Result<Box<dyn Pass<B>>>>,
+    /// The random numbers with which the run that is resumed has made the first round.
+    first_draws_from: Option<Vec<u8>>,
+    /// The random numbers with which the round that is under way was made, if it has drawn any.
+    drawn_from: Option<Vec<u8>>,
     /// `None` once the pass is over. Rank 0 says what is to be sent.
     requests: Option<Sender<Option<Made<B>>>>,
     results: Receiver<std::thread::Result<Delivery<B>>>,
@@ -95,15 +110,22 @@ impl<B> DispatchPass<B> {
     /// The next round, on rank 0. It is made here and not by the thread that sends it, so that rows which draw from the default generator
     /// take turns with the loop, in the same order in each run.
     fn make(&mut self) -> Option<Made<B>> {
-        let made = match self.reader.take()? {
-            Ok(mut reader) => {
-                let made = std::panic::catch_unwind(AssertUnwindSafe(|| reader.next_round()));
-                self.reader = Some(Ok(reader));
-                made
-            }
-            Err(error) => Ok(Some(Err(error))),
+        let mut reader = match self.reader.take()? {
+            Ok(reader) => reader,
+            Err(error) => return Some(Ok(Some(Err(error)))),
         };
-        Some(made)
+        let made = self.with_random_numbers(|| std::panic::catch_unwind(AssertUnwindSafe(|| reader.next_round())));
+        self.reader = Some(Ok(reader));
+        Some(made.unwrap_or_else(|error| Ok(Some(Err(error)))))
+    }
+
+    /// Does the work with the random numbers that the run which is resumed has done it with, and notes with which it was done.
+    fn with_random_numbers<T>(&mut self, work: impl FnOnce() -> T) -> Result<T> {
+        let first = self.first_draws_from.take();
+        let _as_before = first.map(|state| DefaultGeneratorGuard::enter(Some(&state))).transpose()?;
+        let (done, drawn_from) = noting_draws(work)?;
+        self.drawn_from = drawn_from;
+        Ok(done)
     }
 
     fn end(&mut self) {
@@ -123,17 +145,18 @@ impl<B: Send + 'static> Pass<B> for DispatchPass<B> {
         if !self.asked {
             return None;
         }
-        let delivery = match self.results.recv() {
+        let mut delivery = match self.results.recv() {
             Ok(Ok(delivery)) => delivery,
             Ok(Err(panic)) => std::panic::resume_unwind(panic),
             Err(_) => None,
         };
-        match &delivery {
-            Some(Ok(_)) => {
+        match &mut delivery {
+            Some(Ok(round)) => {
                 self.num_left = self.num_left.map(|left| left.saturating_sub(1));
                 // All ranks ask for the next round at the same place of their loops, so that it is under way while
                 // this one is used, and no rank waits longer for another than it would in any collective.
                 self.ask();
+                round.look_ahead.made = self.drawn_from.take();
             }
             // After a failure the pass goes on if it is asked to.
             Some(Err(_)) => self.asked = false,
@@ -236,7 +259,7 @@ impl Courier {
 
     /// For each rank the round's label and its batch; nothing for rank 0, which has its batch.
     fn parts_of<B: TensorTree + Send>(&self, round: &Round<B>) -> Result<Vec<Tensor>> {
-        let Round { batches, position, delivered, stream } = round;
+        let Round { batches, position, delivered, stream, look_ahead: _ } = round;
         let part = |rank| {
             if rank == 0 {
                 return Ok(Tensor::new());
@@ -265,7 +288,7 @@ impl Courier {
             Content::Failed { message } => Err(CollectiveError::DispatchFailed { message }.into()),
             Content::Batch { position, delivered, stream } => {
                 let batch = if parcel.take()? { Some(B::unpack(&mut parcel)?) } else { None };
-                Ok(Some(Round { batches: vec![batch], position, delivered, stream }))
+                Ok(Some(Round { batches: vec![batch], position, delivered, stream, look_ahead: LookAhead::default() }))
             }
         }
     }

@@ -7,7 +7,7 @@ pub(super) mod schedule;
 pub(super) mod stream;
 
 use super::agreement::Exchange;
-use super::position::{DataLoaderState, PassStart};
+use super::position::{DataLoaderState, LookAhead, PassStart};
 use super::random;
 use crate::error::Result;
 use crate::session::LoaderPosition;
@@ -37,6 +37,11 @@ pub(crate) struct PassPlan<'a, B> {
 }
 
 impl<B> PassPlan<'_, B> {
+    /// From which random numbers the earlier run had begun the first round of this pass.
+    fn look_ahead(&self) -> Option<&LookAhead> {
+        self.resume.filter(|_| self.skip_batches == 0).map(|state| &state.look_ahead)
+    }
+
     /// Draws the seed that PyTorch's loaders draw for their workers at the start of every pass, whether they have any or
     /// not, and on ranks that read nothing, too. So the default generator stays in step with that of a Python program.
     ///
@@ -59,6 +64,8 @@ pub(crate) struct Round<B> {
     pub(crate) delivered: u64,
     /// Where the stream stands then, if it can say.
     pub(crate) stream: Option<Vec<u8>>,
+    /// From which random numbers the round after it has been begun.
+    pub(crate) look_ahead: LookAhead,
 }
 
 /// A pass, round by round; over when it returns `None`.

@@ -5,7 +5,7 @@ use super::schedule::{Schedule, Sharding, flatten};
 use super::{Begun, Pass, PassPlan, Round, Source};
 use crate::data::agreement;
 use crate::data::dataset::Dataset;
-use crate::data::position::{DataLoaderState, DefaultGeneratorGuard, OrderDigest, PassStart, RandomStates};
+use crate::data::position::{DataLoaderState, DefaultGeneratorGuard, LookAhead, OrderDigest, PassStart, RandomStates};
 use crate::data::random::{self, SharedGenerator};
 use crate::data::sampler::{BatchSampler, GeneratorSlot, Order, Sampler, SeedableRandomSampler, order_of, seed_of};
 use crate::error::{DataError, Result};
@@ -262,7 +262,13 @@ impl<B: Send + 'static> Pass<B> for RowPass<B> {
                 // Which rows the other ranks have is not known here.
                 position.counted_rows.clear();
             }
-            Round { batches, position, delivered: self.schedule.delivered_after(round), stream: None }
+            Round {
+                batches,
+                position,
+                delivered: self.schedule.delivered_after(round),
+                stream: None,
+                look_ahead: LookAhead::default(),
+            }
         }))
     }
 

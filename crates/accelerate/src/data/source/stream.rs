@@ -4,7 +4,7 @@ use super::recipe::{CollateFn, WorkerOptions};
 use super::schedule::Sharding;
 use super::{Begun, Finish, Pass, PassPlan, Round, Source};
 use crate::data::iterable::{IterableDataset, RowStream};
-use crate::data::position::{DataLoaderState, DefaultGeneratorGuard, PassStart, RandomStates};
+use crate::data::position::{DataLoaderState, DefaultGeneratorGuard, LookAhead, PassStart, RandomStates, noting_draws};
 use crate::data::random;
 use crate::error::{DataError, Result};
 use crate::messages;
@@ -32,8 +32,20 @@ impl<D: IterableDataset, B: Send + 'static> Source<B> for StreamSource<D, B> {
         plan.draw_seed_of_workers()?;
         let cut = Cut { sharding: plan.sharding, batch_size: self.batch_size, drop_last: self.drop_last };
         let Opened { stream, first_chunk, delivered, start } = self.open(&cut, &plan)?;
+        let mut reader = ChunkReader {
+            stream,
+            chunk_rows: cut.chunk_rows(),
+            rows_read: delivered,
+            shares_thread_with_loop: self.workers.num_workers == 0,
+            next: None,
+            over: false,
+        };
+        if let Some(read) = plan.look_ahead().and_then(|look_ahead| look_ahead.read.as_deref()) {
+            let _as_before = DefaultGeneratorGuard::enter(Some(read))?;
+            reader.look_ahead()?;
+        }
         let pass = StreamPass {
-            reader: ChunkReader { stream, chunk_rows: cut.chunk_rows(), rows_read: delivered, next: None, over: false },
+            reader,
             first_chunk,
             collate: Arc::clone(&self.collate),
             finish: plan.finish,
@@ -194,11 +206,20 @@ struct Chunk<T> {
     stream: Option<Vec<u8>>,
 }
 
+/// The round after the one that is handed out.
+struct Next {
+    is_none: bool,
+    /// The random numbers with which reading it has begun, if it has drawn any.
+    drawn_from: Option<Vec<u8>>,
+}
+
 /// Reads one round ahead, because a loop has to know that a batch is the last one while it has it.
 struct ChunkReader<T> {
     stream: Box<dyn RowStream<T>>,
     chunk_rows: usize,
     rows_read: u64,
+    /// Rows that are read on another thread draw in no order, so what they draw is not noted.
+    shares_thread_with_loop: bool,
     next: Option<Result<Chunk<T>>>,
     over: bool,
 }
@@ -221,17 +242,27 @@ impl<T> ChunkReader<T> {
         (!rows.is_empty()).then(|| Ok(Chunk { rows, stream: self.stream.state() }))
     }
 
-    /// The next round, and whether it is the last one.
-    fn advance(&mut self) -> Option<Result<(Chunk<T>, bool)>> {
+    /// Reads the next round. Returns the random numbers that it began with, if it has drawn any.
+    fn look_ahead(&mut self) -> Result<Option<Vec<u8>>> {
+        if !self.shares_thread_with_loop {
+            self.next = self.read();
+            return Ok(None);
+        }
+        let (next, drawn_from) = noting_draws(|| self.read())?;
+        self.next = next;
+        Ok(drawn_from)
+    }
+
+    /// The next round, and what is known of the one after it.
+    fn advance(&mut self) -> Option<Result<(Chunk<T>, Next)>> {
         let chunk = match self.next.take() {
             Some(chunk) => chunk,
             None => self.read()?,
         };
-        if chunk.is_ok() {
-            self.next = self.read();
-        }
-        let is_last = self.next.is_none();
-        Some(chunk.map(|chunk| (chunk, is_last)))
+        Some(chunk.and_then(|chunk| {
+            let drawn_from = self.look_ahead()?;
+            Ok((chunk, Next { is_none: self.next.is_none(), drawn_from }))
+        }))
     }
 
     /// Will the round that was read ahead be dropped?
@@ -253,7 +284,7 @@ struct StreamPass<T, B> {
 
 impl<T: Clone + Send + 'static, B: Send + 'static> Pass<B> for StreamPass<T, B> {
     fn next_round(&mut self) -> Option<Result<Round<B>>> {
-        let (chunk, is_last) = match self.reader.advance()? {
+        let (chunk, next) = match self.reader.advance()? {
             Ok(read) => read,
             Err(error) => return Some(Err(error)),
         };
@@ -262,9 +293,10 @@ impl<T: Clone + Send + 'static, B: Send + 'static> Pass<B> for StreamPass<T, B> 
         }
         let first_rows = self.first_chunk.len().max(1);
         let slots = self.cut.slots(chunk.rows.len(), first_rows)?;
-        let is_last = is_last || (self.cut.drop_last && self.reader.ends_with_part());
+        let is_last = next.is_none || (self.cut.drop_last && self.reader.ends_with_part());
         self.delivered += chunk.rows.len() as u64;
-        Some(self.cut_up(chunk, &slots, is_last))
+        let look_ahead = LookAhead { read: next.drawn_from, made: None };
+        Some(self.cut_up(chunk, &slots, is_last).map(|round| Round { look_ahead, ..round }))
     }
 
     fn num_left(&self) -> Option<usize> {
@@ -302,6 +334,7 @@ impl<T: Clone, B> StreamPass<T, B> {
             },
             delivered: self.delivered,
             stream: chunk.stream,
+            look_ahead: LookAhead::default(),
         })
     }
 }
