@@ -170,11 +170,12 @@ impl GenerationConfig {
 
     fn check(&self) -> Result<(), GenerationError> {
         let wrong = |key, found: f64, wanted| Err(GenerationError::Value { key, found: format!("{found:?}"), wanted });
-        if !(self.temperature > 0.0 && self.temperature.is_finite()) {
+        // Scores are divided in float32.
+        if !(f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX)).contains(&self.temperature) {
             return wrong(
                 "temperature",
                 self.temperature,
-                "a number above 0; do_sample = false takes the likeliest token",
+                "a number above 0 that float32 has; do_sample = false takes the likeliest token",
             );
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {

@@ -8,7 +8,7 @@ use crate::hub::model_folder;
 use accelerate::big_model::{DeviceMapTable, DispatchOptions, MaxMemory};
 use accelerate::checkpoint::{
     self, DeviceMapChoice, LoadAndDispatchOptions, check_saved_files, checkpoint_shapes, load_checkpoint_and_dispatch,
-    load_checkpoint_in_model,
+    load_checkpoint_in_model, refuse_codes,
 };
 use accelerate::nn::{Module, ParamStore, init};
 use accelerate::tch::{Device, Kind, Tensor};
@@ -177,6 +177,8 @@ pub trait PretrainedModel: Module + Sized {
             false => new_values(name, tensor, std),
         });
         if options.quantization_config.is_none() {
+            let unexpected = found.names.iter().map(String::as_str).filter(|name| store.get(name).is_none());
+            refuse_codes(folder, unexpected)?;
             found.check_shapes(&store)?;
             if options.device_map.is_none() {
                 store.materialize()?;

@@ -203,6 +203,8 @@ fn what_makes_no_sense_is_named() {
         message(&prompts(), None, &options)
     };
     assert!(with(&|options| options.temperature = 0.0).contains("temperature is 0.0; wanted a number above 0"));
+    assert!(with(&|options| options.temperature = 1e300).contains("temperature is 1e300; wanted a number above 0"));
+    assert!(with(&|options| options.temperature = 1e-300).contains("temperature is 1e-300"));
     assert!(with(&|options| options.temperature = f64::NAN).contains("temperature is NaN"));
     assert!(with(&|options| options.top_p = 0.0).contains("top_p is 0.0"));
     assert!(with(&|options| options.top_p = 1.5).contains("top_p is 1.5"));

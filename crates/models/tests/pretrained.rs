@@ -85,6 +85,8 @@ fn weights_become_codes_while_they_are_loaded() {
         let again = TempDir::new().unwrap();
         fs::copy(folder.path().join("config.json"), again.path().join("config.json")).unwrap();
         save_model_weights(loaded.params(), again.path(), &Default::default()).unwrap();
+        let error = LlamaForCausalLM::from_pretrained(again.path(), &LoadOptions::default()).unwrap_err().to_string();
+        assert!(error.contains("has codes of 4 or 8 bits"), "{error}");
         let (again, report) = LlamaForCausalLM::from_pretrained(again.path(), &options).unwrap();
         assert!(report.missing_keys.is_empty() && report.unexpected_keys.is_empty(), "{report:?}");
         assert_eq!(tensors(again.params()), tensors(loaded.params()), "{quantization:?}");

@@ -7,12 +7,13 @@ use super::tree::{module_of, module_tree};
 use super::window::{Place, Window};
 use crate::error::{BigModelError, Result};
 use crate::messages;
-use crate::nn::{Param, ParamStore};
+use crate::nn::{Param, ParamStore, is_floating};
 use accelerate_core::device_map::{DeviceMap, MapDevice, check_device_map};
 use accelerate_core::weight_files::listed;
 use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use tch::{Device, Tensor};
 
 /// How [`dispatch_model`] goes about it.
@@ -40,8 +41,9 @@ pub struct DispatchOptions {
 ///
 /// Layers notice nothing. A parameter that the map puts elsewhere is brought to `main_device` when a layer asks for it, and let go
 /// when the next layer does; from the second pass on, the disk is read ahead in the order of the first. Other accelerators than
-/// `main_device` are memory only; the reference computes on them. What is kept elsewhere is frozen: it has no gradient, and cannot be
-/// written to. What stays on `main_device` can be trained. Results are the same to the bit as those of the model in memory on
+/// `main_device` are memory only; the reference computes on them. What is kept elsewhere is frozen until another map brings it back: it
+/// has no gradient, and cannot be written to. What stays on `main_device` can be trained. Results are the same to the bit as those of the
+/// model in memory on
 /// `main_device`. Tied parameters go where the map has their first name.
 ///
 /// Memory on `main_device` is that of the modules which the map has there and, at most, that of one layer more; on the CPU
@@ -223,7 +225,8 @@ impl<'a> Dispatch<'a> {
         if names.is_empty() {
             return Ok(());
         }
-        let path = self.options.offload_dir.as_ref().ok_or(BigModelError::NoFolder { names })?;
+        let path = self.options.offload_dir.as_ref().filter(|path| !path.as_os_str().is_empty());
+        let path = path.ok_or(BigModelError::NoFolder { names })?;
         self.folder = Some(OffloadFolder::create(path)?);
         Ok(())
     }
@@ -337,6 +340,7 @@ impl<'a> Dispatch<'a> {
         let (changes, files) = self.changes(placed)?;
         let room = if self.device == Device::Cpu { self.options.resident_bytes } else { 0 };
         let window = Arc::new(Window::new(files.blocks, room));
+        self.warn_of_frozen(&changes);
         // What can fail has come before the first change.
         for (target, change) in changes {
             let kept = match change {
@@ -352,6 +356,23 @@ impl<'a> Dispatch<'a> {
         }
         self.store.set_device(self.device);
         Ok(())
+    }
+
+    /// Where a program has said what is to be trained, such as adapters, it does not want that frozen.
+    fn warn_of_frozen(&self, changes: &[(Target, Change)]) {
+        let is_chosen = self.store.parameters().iter().any(|param| {
+            is_floating(param.kind()) && !param.is_stored_as_several() && !param.is_trained_when_replicated()
+        });
+        let is_moved = |change: &Change| !matches!(change, Change::Replicate(_));
+        let moved = changes.iter().filter(|(target, change)| is_moved(change) && target.param.requires_grad());
+        let names: Vec<String> = moved.map(|(target, _)| target.param.name().to_owned()).collect();
+        if is_chosen && !names.is_empty() {
+            messages::warning!(
+                "the device map keeps parameters elsewhere that are to be trained ({}), and what is kept elsewhere is frozen; \
+                 put them on the device that computes, which a device map can say of each module",
+                listed(&names, 600)
+            );
+        }
     }
 
     fn changes(&self, placed: Vec<Target>) -> Result<(Vec<(Target, Change)>, Files)> {
@@ -375,7 +396,8 @@ impl<'a> Dispatch<'a> {
     fn elsewhere(&self, target: &Target, kept: Kept) -> Elsewhere {
         let training = target.is_buffer.then(|| self.store.training_flag());
         let (name, map_device) = (target.param.name().to_owned(), target.map_device);
-        Elsewhere { name, kept, map_device, device: self.device, training }
+        let is_trained_when_back = AtomicBool::new(target.param.is_trained_when_replicated());
+        Elsewhere { name, kept, map_device, device: self.device, training, is_trained_when_back }
     }
 }
 

@@ -65,10 +65,12 @@ impl OffloadFolder {
 
     /// A folder to write to, made if it is not there. What its index has already stays there.
     pub(super) fn create(path: &Path) -> Result<Self> {
-        fs::create_dir_all(path).map_err(io_error("make the folder", path))?;
+        // Weights are looked for there as long as the model lives, also after the program has changed its working folder.
+        let path = std::path::absolute(path).map_err(io_error("find", path))?;
+        fs::create_dir_all(&path).map_err(io_error("make the folder", &path))?;
         match path.join(OffloadIndex::FILE_NAME).exists() {
-            true => Self::open(path),
-            false => Ok(Self { path: path.to_owned(), index: OffloadIndex::default() }),
+            true => Self::open(&path),
+            false => Ok(Self { path, index: OffloadIndex::default() }),
         }
     }
 

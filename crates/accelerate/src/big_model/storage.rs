@@ -5,6 +5,7 @@ use crate::error::{BigModelError, Result};
 use crate::nn::{Init, Param, Storage, TrainingFlag, is_floating};
 use accelerate_core::device_map::MapDevice;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tch::{Device, Kind, Tensor};
 use torch_ext::scalar;
 
@@ -40,6 +41,8 @@ pub(super) struct Elsewhere {
     pub(super) device: Device,
     /// Of the model, if this is a buffer, which layers may write to.
     pub(super) training: Option<TrainingFlag>,
+    /// Is it trained once it is back?
+    pub(super) is_trained_when_back: AtomicBool,
 }
 
 impl Elsewhere {
@@ -98,6 +101,14 @@ impl Storage for Elsewhere {
     }
 
     fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
-        if requires_grad { self.refuse("trained") } else { Ok(()) }
+        if requires_grad {
+            return self.refuse("trained");
+        }
+        self.is_trained_when_back.store(false, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn is_trained_when_replicated(&self) -> bool {
+        self.is_trained_when_back.load(Ordering::Relaxed)
     }
 }

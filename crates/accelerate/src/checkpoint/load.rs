@@ -154,12 +154,19 @@ pub fn checkpoint_shapes(path: impl AsRef<Path>) -> Result<Vec<(String, Vec<i64>
     Ok(source.tensors.into_iter().map(|(name, shape, _)| (name, shape)).collect())
 }
 
+/// An error where one of these names, which a model does not have, belongs to codes of 4 or 8 bits: read as numbers they are nonsense.
+#[doc(hidden)]
+pub fn refuse_codes<'a>(path: &Path, mut unexpected: impl Iterator<Item = &'a str>) -> Result<()> {
+    match unexpected.find(|name| is_beside_codes(name)) {
+        Some(name) => Err(WeightsError::Codes { path: path.to_owned(), name: name.to_owned() }.into()),
+        None => Ok(()),
+    }
+}
+
 fn load_source(store: &ParamStore, source: &mut Source, options: &LoadOptions) -> Result<LoadReport> {
     let found = mapped_names(source, options)?;
     let (mut pairs, mismatch) = match_names(store, &found);
-    if let Some(name) = mismatch.unexpected.iter().find(|name| is_beside_codes(name)) {
-        return Err(WeightsError::Codes { path: source.path.clone(), name: name.clone() }.into());
-    }
+    refuse_codes(&source.path, mismatch.unexpected.iter().map(String::as_str))?;
     if mismatch.is_fatal(options.strict) {
         return Err(WeightsError::DoesNotFit { path: source.path.clone(), mismatch }.into());
     }

@@ -65,7 +65,7 @@ pub(crate) use block_file::IoMode;
 pub(crate) use dispatch::PlannedDispatch;
 pub use dispatch::{DeviceMapChoice, LoadAndDispatchOptions, LoadedAndDispatched, load_checkpoint_and_dispatch};
 pub(crate) use load::check_ties;
-pub use load::{LoadOptions, checkpoint_shapes, load_checkpoint_in_model, modern_layer_norm_names};
+pub use load::{LoadOptions, checkpoint_shapes, load_checkpoint_in_model, modern_layer_norm_names, refuse_codes};
 pub(crate) use progress::SaveProgress;
 pub use save::{SaveModelOptions, save_model_weights};
 pub use saved_files::{check_save_directory, check_saved_files, read_saved_file, verify_saved_files};

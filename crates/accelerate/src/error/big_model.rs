@@ -1,6 +1,7 @@
 //! What can go wrong with a model that is spread over devices and a disk.
 
 use accelerate_core::device_map::MapDevice;
+use accelerate_core::names::counted;
 use accelerate_core::weight_files::listed;
 use std::path::PathBuf;
 use tch::Kind;
@@ -24,8 +25,8 @@ pub(crate) enum BigModelError {
     ComputesOnDisk,
 
     #[error(
-        "the device map puts {} tensors on the disk ({}), and no offload_folder is given to keep them in; name a folder",
-        names.len(), listed(names, LIST_BYTES)
+        "the device map puts {} on the disk ({}), and no offload_folder is given to keep them in; name a folder",
+        counted(names.len(), "tensor"), listed(names, LIST_BYTES)
     )]
     NoFolder { names: Vec<String> },
 

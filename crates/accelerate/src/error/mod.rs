@@ -317,16 +317,19 @@ from_kind! {
 impl From<tch::TchError> for Error {
     #[cold]
     fn from(error: tch::TchError) -> Self {
-        Self(Box::new(Kind::Tensor(match error {
-            tch::TchError::Torch(text) => tch::TchError::Torch(without_frames(&text).to_owned()),
-            other => other,
-        })))
+        Self(Box::new(Kind::Tensor(without_frames(error))))
     }
 }
 
 /// libtorch's message up to the list of its own functions on the stack, which would hide what it says.
-fn without_frames(text: &str) -> &str {
-    text.split("\nException raised from ").next().unwrap_or(text).trim_end()
+pub(crate) fn without_frames(error: tch::TchError) -> tch::TchError {
+    match error {
+        tch::TchError::Torch(text) => {
+            let message = text.split("\nException raised from ").next().unwrap_or(&text);
+            tch::TchError::Torch(message.trim_end().to_owned())
+        }
+        other => other,
+    }
 }
 
 /// The first of this crate's own errors among the causes.

@@ -3,7 +3,7 @@
 use crate::error::Result;
 use crate::nn::{
     AroundEmbedding, AroundLinear, DenseEmbeddingKernel, EmbeddingKernel, InnerPlace, Linear, LinearKernel, Param,
-    TrainingFlag, padding_row,
+    TrainingFlag, forward_error, is_floating, padding_row,
 };
 use std::sync::{Arc, Mutex, PoisonError};
 use tch::{Kind, Tensor};
@@ -29,13 +29,28 @@ pub(super) struct Merged {
     pub(super) bias: Option<Tensor>,
     /// Is the weight `[in_features, out_features]`?
     pub(super) is_transposed: bool,
+    /// Has the layer codes in place of numbers? Then it takes inputs of any floating type, and gives its output in that.
+    pub(super) is_of_codes: bool,
 }
 
 impl Merged {
     pub(super) fn shallow_clone(&self) -> Self {
-        let Self { weight, bias, is_transposed } = self;
+        let &Self { ref weight, ref bias, is_transposed, is_of_codes } = self;
         let bias = bias.as_ref().map(Tensor::shallow_clone);
-        Self { weight: weight.shallow_clone(), bias, is_transposed: *is_transposed }
+        Self { weight: weight.shallow_clone(), bias, is_transposed, is_of_codes }
+    }
+
+    /// `input [.., in_features]` to `[.., out_features]`; `name` is that of the layer's own weight.
+    fn linear(&self, input: &Tensor, name: &str) -> Result<Tensor> {
+        let weight = if self.is_transposed { self.weight.f_transpose(0, 1)? } else { self.weight.shallow_clone() };
+        let (kind, result) = (weight.f_kind()?, input.f_kind()?);
+        let casts = self.is_of_codes && is_floating(result);
+        let x = if casts { input.f_to_kind(kind)? } else { input.shallow_clone() };
+        let output = x.f_linear(&weight, self.bias.as_ref()).map_err(|source| {
+            let in_features = weight.size().get(1).copied().unwrap_or_default();
+            forward_error("Linear", name, format!("[.., {in_features}] of {kind:?}"), input, source)
+        })?;
+        Ok(if casts { output.f_to_kind(result)? } else { output })
     }
 }
 
@@ -119,10 +134,7 @@ impl AroundLinear for LoraLinear {
         match self.mode.get() {
             Mode::Base | Mode::Off(_) => kernel.linear(input, weight, bias),
             Mode::Copy(copy) => copy.forward(input),
-            Mode::Merged(Merged { weight, bias, is_transposed }) => {
-                let weight = if is_transposed { weight.f_transpose(0, 1)? } else { weight };
-                Ok(input.f_linear(&weight, bias)?)
-            }
+            Mode::Merged(merged) => merged.linear(input, weight.name()),
             Mode::Adapters(adapters) => {
                 let output = kernel.linear(input, weight, bias)?;
                 add_each(output, &adapters, |adapter| adapter.linear(input))

@@ -8,18 +8,23 @@ use super::kernels::Merged;
 use super::layers::Wrapped;
 use super::model::{Inner, State, distinct};
 use crate::error::{LoraError, Result};
+use crate::messages;
 use crate::nn::Param;
+use accelerate_core::weight_files::listed;
 use std::collections::BTreeMap;
 use tch::Tensor;
 use torch_ext::scalar;
+
+/// What a message has room for of a list of names.
+const LIST_BYTES: usize = 600;
 
 /// The adapters that are merged, in order, and the layers that they are merged into, by position.
 pub(super) type MergedAdapters = (Vec<String>, BTreeMap<usize, Merged>);
 
 impl PeftModel {
     /// Adds adapters into copies of the weights that they are for, which the layers compute with from now on: as fast as
-    /// without adapters, for as much memory as those weights take. `None` stands for the active ones. Layers of quantised weights
-    /// get theirs in full. Adapters that are merged are not trained: gradients do not reach them.
+    /// without adapters, for as much memory as those weights take. `None` stands for the active ones; of no adapters at all, nothing
+    /// changes. Layers of quantised weights get theirs in full. Adapters that are merged are not trained: gradients do not reach them.
     ///
     /// # Errors
     /// [`is_config`](crate::Error::is_config): there is no such adapter; some are merged already; a sharded model; a bias of an
@@ -47,6 +52,9 @@ impl PeftModel {
         let mut state = self.state();
         state.check_unmerged("merge_adapter")?;
         let names = state.names_or_active(names)?;
+        if names.is_empty() {
+            return Ok(());
+        }
         let merged = state.merged_weights(&names)?;
         state.merged = Some((names, merged));
         state.apply();
@@ -67,7 +75,7 @@ impl PeftModel {
         self.state().merged.as_ref().map(|(names, _)| names.clone()).unwrap_or_default()
     }
 
-    /// Adds the active adapters into the weights of the model for good, and takes all adapters away: the model is then as if
+    /// Adds the adapters that are merged or active into the weights of the model for good, and takes all adapters away: the model is then as if
     /// there had never been any, with other weights, all of them frozen but for biases that were trained. Copies of
     /// `modules_to_save` take the place of the model's own.
     ///
@@ -77,18 +85,9 @@ impl PeftModel {
     pub fn merge_and_unload(self) -> Result<()> {
         self.check_unprepared("merge_and_unload")?;
         let changed = {
-            let mut state = self.state();
-            match state.merged.take() {
-                Some((names, merged)) => {
-                    let changed = self.new_weights(&state, &merged);
-                    state.merged = Some((names, merged));
-                    changed?
-                }
-                None => {
-                    let names = state.names_or_active(None)?;
-                    self.new_weights(&state, &state.merged_weights(&names)?)?
-                }
-            }
+            let state = self.state();
+            let names = state.merged_and_active();
+            self.new_weights(&state, &state.merged_weights(&names)?)?
         };
         changed.iter().try_for_each(|(param, values)| param.copy_(values))?;
         self.unload()
@@ -156,6 +155,21 @@ impl State {
         Ok(distinct(names).into_iter().map(str::to_owned).collect())
     }
 
+    /// The adapters that are merged, and after them those that are active besides.
+    fn merged_and_active(&self) -> Vec<String> {
+        let mut names = self.merged.as_ref().map(|(names, _)| names.clone()).unwrap_or_default();
+        let others = self.active.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>();
+        if !names.is_empty() && !others.is_empty() {
+            messages::warning_here!(
+                "adapters are merged already ({}), and the active ones are merged beside them ({})",
+                listed(&names, LIST_BYTES),
+                listed(&others, LIST_BYTES)
+            );
+        }
+        names.extend(others);
+        names
+    }
+
     fn merged_weights(&self, names: &[String]) -> Result<BTreeMap<usize, Merged>> {
         let _no_grad = tch::no_grad_guard();
         let mut merged = BTreeMap::new();
@@ -183,7 +197,8 @@ impl State {
                 }
                 check_finite(&weight, name, &wrapped.path)?;
             }
-            merged.insert(*position, Merged { weight, bias, is_transposed: wrapped.is_transposed() });
+            let (is_transposed, is_of_codes) = (wrapped.is_transposed(), param.is_stored_as_several());
+            merged.insert(*position, Merged { weight, bias, is_transposed, is_of_codes });
         }
         Ok(merged)
     }

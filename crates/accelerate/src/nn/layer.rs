@@ -2,7 +2,7 @@
 
 use super::ParamStore;
 use crate::TensorTree;
-use crate::error::{Error, NnError, Result};
+use crate::error::{Error, NnError, Result, without_frames};
 use accelerate_core::config::Compilation;
 use accelerate_core::tensor_parallel::TensorParallelPlan;
 use tch::{TchError, Tensor};
@@ -89,8 +89,8 @@ pub(crate) fn forward_error(
     input: &Tensor,
     source: TchError,
 ) -> Error {
-    NnError::Forward { layer, name: name.to_owned(), wanted, found: input.size(), kind: input.f_kind().ok(), source }
-        .into()
+    let (name, source) = (name.to_owned(), without_frames(source));
+    NnError::Forward { layer, name, wanted, found: input.size(), kind: input.f_kind().ok(), source }.into()
 }
 
 /// A layer's inherent `forward` as its [`Layer`] implementation.

@@ -106,6 +106,7 @@ pub use exported_module::ExportedModule;
 pub use graphed::{CudaGraphs, GraphedModule, Recorder};
 pub use init::Init;
 pub(crate) use init::{default_bias, is_floating};
+pub(crate) use layer::forward_error;
 pub use layer::{Layer, Module};
 pub(crate) use linear::{AroundLinear, InnerPlace};
 pub use linear::{DenseKernel, Linear, LinearConfig, LinearKernel};

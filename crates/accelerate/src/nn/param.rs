@@ -316,9 +316,14 @@ impl Param {
         }
     }
 
+    /// Is it trained where every rank holds all of it, whatever it is now?
+    pub(crate) fn is_trained_when_replicated(&self) -> bool {
+        self.storage().is_trained_when_replicated()
+    }
+
     /// From now on every rank holds all of it.
     pub(crate) fn set_replicated(&self, full: Tensor) -> Result<()> {
-        let full = full.f_set_requires_grad(self.requires_grad())?;
+        let full = full.f_set_requires_grad(self.is_trained_when_replicated())?;
         drop(self.replace_storage(Box::new(Replicated::new(full))));
         Ok(())
     }

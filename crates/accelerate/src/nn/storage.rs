@@ -93,6 +93,10 @@ pub(crate) trait Storage: Send {
         let _ = self.local().f_set_requires_grad(requires_grad)?;
         Ok(())
     }
+    /// Is it trained where every rank holds all of it? One that is kept elsewhere meanwhile is frozen.
+    fn is_trained_when_replicated(&self) -> bool {
+        self.local().requires_grad()
+    }
     /// The ranks that own the other shards, if there are any.
     fn group(&self) -> Option<Group> {
         None

@@ -73,6 +73,53 @@ fn the_active_adapters_act_and_are_trained() {
 }
 
 #[test]
+fn to_merge_no_adapters_changes_nothing() {
+    let (model, peft, before) = two_adapters();
+    let adapted = output(&model);
+    peft.merge_adapter(Some(&[])).unwrap();
+    assert_eq!((peft.merged_adapters().len(), output(&model)), (0, adapted));
+    peft.set_adapter(&[]).unwrap();
+    peft.merge_adapter(None).unwrap();
+    assert_eq!((peft.merged_adapters().len(), output(&model)), (0, before));
+}
+
+#[test]
+fn unloading_merges_what_is_active_beside_what_is_merged() {
+    let (model, peft, _) = two_adapters();
+    peft.set_adapter(&["default", "second"]).unwrap();
+    let both = output(&model);
+    peft.merge_adapter(Some(&["second"])).unwrap();
+    let merged = output(&model);
+    assert!(!merged.allclose(&both, 1e-5, 1e-6, false), "the merged one acts alone");
+    peft.merge_and_unload().unwrap();
+    assert!(output(&model).allclose(&both, 1e-5, 1e-6, false));
+}
+
+/// As they did before: a layer of codes casts what it gets, and gives its output in that type.
+#[test]
+fn a_merged_layer_of_codes_takes_inputs_of_any_type() {
+    let store = ParamStore::new(Device::Cpu);
+    let layer = Linear::new(store.root() / "q_proj", 64, 64, Default::default()).unwrap();
+    let _head = Linear::new(store.root() / "score", 64, 3, Default::default()).unwrap();
+    let options = BnbQuantizationConfig { load_in_4bit: Some(true), ..Default::default() };
+    load_and_quantize_model(&store, &options, None, &Default::default()).unwrap();
+    let peft = get_peft_model(&store, config(&["q_proj"])).unwrap();
+    let forward = |kind: Kind| {
+        let output = layer.forward(&Tensor::ones([2, 64], (kind, Device::Cpu))).unwrap();
+        assert_eq!(output.kind(), kind);
+        output.to_kind(Kind::Float)
+    };
+    let kinds = [Kind::Float, Kind::BFloat16, Kind::Half];
+    let before = kinds.map(forward);
+    peft.merge_adapter(None).unwrap();
+    for (merged, before) in kinds.map(forward).iter().zip(before) {
+        assert!(merged.allclose(&before, 2e-2, 2e-2, false));
+    }
+    let error = layer.forward(&Tensor::ones([2, 63], (Kind::Float, Device::Cpu))).unwrap_err().to_string();
+    assert!(error.contains("q_proj.weight") && error.contains("[.., 64]"), "{error}");
+}
+
+#[test]
 fn adapters_come_back_after_a_panic() {
     let (model, peft, before) = two_adapters();
     let adapted = output(&model);

@@ -206,14 +206,17 @@ fn expand(folder: &Path) -> Result<Vec<PathBuf>, CheckpointError> {
     }
 }
 
-/// Is everything in a folder as its manifests say? False where there is none.
+/// Is everything in a folder as its manifests say?
 ///
 /// # Errors
-/// That cannot be told, as something may not be read or is of a newer version.
+/// No save was completed there, or it cannot be told, as something may not be read or is of a newer version.
 pub(crate) fn is_as_saved(folder: &Path) -> Result<bool, Box<dyn Error>> {
     let (_, faults) = Target::read(folder.to_owned())?.check(&Progress::hidden());
     match faults.into_iter().min_by_key(|fault| fault.problem.verdict()) {
         None => Ok(true),
+        Some(Fault { problem: Problem::NotCompleted, .. }) => {
+            Err(CheckpointError::NotCompleted { folder: folder.to_owned() }.into())
+        }
         Some(fault) if fault.problem.verdict() == Verdict::Damaged => Ok(false),
         Some(source) => Err(CheckpointError::Unusable { folder: folder.to_owned(), source }.into()),
     }

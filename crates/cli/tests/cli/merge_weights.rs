@@ -374,8 +374,8 @@ fn a_full_disk_leaves_nothing_behind() {
 /// A folder with a checkpoint of this library, as far as this command looks at it.
 #[rstest]
 #[case::removing_more_than_weights(&["checkpoint.manifest.json"], &["--remove_checkpoint_dir"], "of which weights are only a part")]
-#[case::parts_of_ranks(&["checkpoint.json", "model.rank-00000-of-00002.safetensors"], &[], "are not as they were saved")]
-#[case::not_completed(&["checkpoint.json", "model.safetensors"], &[], "are not as they were saved")]
+#[case::parts_of_ranks(&["checkpoint.json", "model.rank-00000-of-00002.safetensors"], &[], "was not completed")]
+#[case::not_completed(&["checkpoint.json", "model.safetensors"], &[], "was not completed")]
 #[case::another_manifest(&["model.manifest.json", "model.safetensors"], &[], "are not as they were saved")]
 fn own_checkpoints_are_merged_whole_or_not_at_all(
     #[case] names: &[&str],

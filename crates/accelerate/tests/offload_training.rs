@@ -1,0 +1,79 @@
+//! What is trained of a model that was kept elsewhere, and where its folder is.
+#![allow(clippy::unwrap_used)]
+
+use accelerate::big_model::{DeviceMap, DispatchOptions, MapDevice, disk_offload, dispatch_model};
+use accelerate::lora::{LoraConfig, get_peft_model};
+use accelerate::nn::{Linear, ParamStore};
+use accelerate::tch::{Device, Kind, Tensor};
+
+fn model() -> (ParamStore, Linear) {
+    let store = ParamStore::new(Device::Cpu);
+    let layer = Linear::new(store.root() / "proj", 4, 4, Default::default()).unwrap();
+    (store, layer)
+}
+
+fn input() -> Tensor {
+    Tensor::ones([4], (Kind::Float, Device::Cpu))
+}
+
+fn trained(store: &ParamStore) -> Vec<String> {
+    store.trainable_parameters().iter().map(|param| param.name().to_owned()).collect()
+}
+
+fn bring_back(store: &ParamStore) {
+    dispatch_model(store, &DeviceMap::all_on(MapDevice::Cpu), &Default::default()).unwrap();
+}
+
+#[test]
+fn what_comes_back_from_a_disk_is_trained_again() {
+    let ((store, layer), folder) = (model(), tempfile::tempdir().unwrap());
+    layer.bias.as_ref().unwrap().set_requires_grad(false).unwrap();
+    disk_offload(&store, folder.path(), &Default::default()).unwrap();
+    assert!(trained(&store).is_empty());
+    // To another file, and back.
+    disk_offload(&store, folder.path().join("other"), &Default::default()).unwrap();
+    bring_back(&store);
+    assert_eq!(trained(&store), ["proj.weight"]);
+    layer.forward(&input()).unwrap().sum(Kind::Float).backward();
+    assert_eq!(layer.weight.grad().unwrap(), Tensor::ones([4, 4], (Kind::Float, Device::Cpu)));
+}
+
+#[test]
+fn what_was_frozen_on_the_disk_stays_frozen() {
+    let ((store, _layer), folder) = (model(), tempfile::tempdir().unwrap());
+    disk_offload(&store, folder.path(), &Default::default()).unwrap();
+    let config = LoraConfig { target_modules: Some(["proj"].into()), ..Default::default() };
+    let _peft = get_peft_model(&store, config).unwrap();
+    let adapter = ["proj.lora_A.default.weight", "proj.lora_B.default.weight"];
+    assert_eq!(trained(&store), adapter);
+    bring_back(&store);
+    assert_eq!(trained(&store), adapter);
+    // With the adapter this time.
+    disk_offload(&store, folder.path(), &Default::default()).unwrap();
+    assert!(trained(&store).is_empty());
+    bring_back(&store);
+    assert_eq!(trained(&store), adapter);
+}
+
+#[test]
+fn a_folder_stays_where_it_is_when_the_program_goes_elsewhere() {
+    let ((store, layer), folder) = (model(), tempfile::tempdir().unwrap());
+    let wanted = layer.forward(&input()).unwrap();
+    let before = std::env::current_dir().unwrap();
+    std::env::set_current_dir(folder.path()).unwrap();
+    disk_offload(&store, "weights", &Default::default()).unwrap();
+    std::env::set_current_dir(before).unwrap();
+    assert!(folder.path().join("weights/proj.weight.dat").exists());
+    assert_eq!(layer.forward(&input()).unwrap(), wanted);
+}
+
+#[test]
+fn a_folder_without_a_name_is_none() {
+    let (store, _layer) = model();
+    let map: DeviceMap = [("proj.weight", MapDevice::Disk), ("proj.bias", MapDevice::Cpu)].into_iter().collect();
+    for offload_dir in [None, Some("".into())] {
+        let options = DispatchOptions { offload_dir, ..Default::default() };
+        let error = dispatch_model(&store, &map, &options).unwrap_err().to_string();
+        assert!(error.contains("puts 1 tensor on the disk (proj.weight), and no offload_folder is given"), "{error}");
+    }
+}
