@@ -240,10 +240,8 @@ template <Element E> TE_AVX2 __m256 eight_avx2(const void *data, int64_t i) {
     return _mm256_cvtph_ps(words);
 }
 
-// A whole block, as `quantize_whole_avx512`.
-template <Element E>
-TE_AVX2 void quantize_whole_avx2(const void *source, int64_t begin, int64_t size, const FourBitCode &code,
-                                 const Halves &halves, const uint8_t *pairs, uint8_t *packed, float *absmax) {
+// The bits of the largest magnitude of a whole block.
+template <Element E> TE_AVX2 uint32_t largest_avx2(const void *source, int64_t begin, int64_t size) {
   const __m256i is_positive = _mm256_set1_epi32(0x7fffffff);
   __m256i most = _mm256_setzero_si256();
   for (int64_t i = 0; i < size; i += 8)
@@ -252,12 +250,14 @@ TE_AVX2 void quantize_whole_avx2(const void *source, int64_t begin, int64_t size
   __m128i four = _mm_max_epi32(_mm256_castsi256_si128(most), _mm256_extracti128_si256(most, 1));
   four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0x4e));
   four = _mm_max_epi32(four, _mm_shuffle_epi32(four, 0xb1));
-  const uint32_t bits = uint32_t(_mm_cvtsi128_si32(four));
-  // Infinities and what is not a number.
-  if (bits >= 0x7f800000u)
-    return quantize_block<E>(source, begin, begin + size, true, code, pairs, packed, absmax);
-  *absmax = std::bit_cast<float>(bits);
-  const __m256 factor = _mm256_set1_ps(1.0f / (*absmax < SMALLEST ? SMALLEST : *absmax));
+  return uint32_t(_mm_cvtsi128_si32(four));
+}
+
+// The codes of a whole block whose numbers are multiplied by `scale`, as `quantize_whole_avx512`.
+template <Element E>
+TE_AVX2 void codes_avx2(const void *source, int64_t begin, int64_t size, const FourBitCode &code, const Halves &halves,
+                        float scale, uint8_t *packed) {
+  const __m256 factor = _mm256_set1_ps(scale);
   const __m256 first = _mm256_set1_ps(halves.first);
   const __m256 below = _mm256_set1_ps(halves.second[0]), above = _mm256_set1_ps(halves.second[1]);
   const __m256 third = _mm256_load_ps(halves.third), fourth = _mm256_load_ps(halves.fourth);
@@ -286,6 +286,30 @@ TE_AVX2 void quantize_whole_avx2(const void *source, int64_t begin, int64_t size
     const __m256i joined = _mm256_maddubs_epi16(found, weights);
     const __m256i halved = _mm256_permute4x64_epi64(_mm256_packus_epi16(joined, joined), 0x08);
     _mm_storeu_si128(reinterpret_cast<__m128i *>(packed + (begin + i) / 2), _mm256_castsi256_si128(halved));
+  }
+}
+
+// Whole blocks, a few at a time: to find the largest number of one and to divide by it takes long, and is done for some while others
+// are under way.
+template <Element E>
+TE_AVX2 void quantize_blocks_avx2(const void *source, int64_t first, int64_t last, int64_t size, const FourBitCode &code,
+                                  const Halves &halves, const uint8_t *pairs, uint8_t *packed, float *absmax) {
+  constexpr int64_t AT_ONCE = 8;
+  for (; first < last; first += AT_ONCE) {
+    const int64_t end = std::min(last, first + AT_ONCE);
+    float scales[AT_ONCE];
+    for (int64_t block = first; block < end; ++block) {
+      absmax[block] = std::bit_cast<float>(largest_avx2<E>(source, block * size, size));
+      scales[block - first] = 1.0f / (absmax[block] < SMALLEST ? SMALLEST : absmax[block]);
+    }
+    for (int64_t block = first; block < end; ++block) {
+      const int64_t begin = block * size;
+      // Infinities and what is not a number.
+      if (std::bit_cast<uint32_t>(absmax[block]) >= 0x7f800000u)
+        quantize_block<E>(source, begin, begin + size, true, code, pairs, packed, absmax + block);
+      else
+        codes_avx2<E>(source, begin, size, code, halves, scales[block - first], packed);
+    }
   }
 }
 
@@ -399,9 +423,10 @@ void quantize_4bit(const void *source, Element element, int64_t count, int64_t b
       if (cells.is_usable && widest >= 2 && processor_has_avx512())
         for (; first < last_whole; ++first)
           quantize_whole_avx512<E>(source, first * block_size, block_size, code, cells, table, packed, absmax + first);
-      else if (widest >= 1 && processor_has_avx2())
-        for (; first < last_whole; ++first)
-          quantize_whole_avx2<E>(source, first * block_size, block_size, code, halves, table, packed, absmax + first);
+      else if (widest >= 1 && processor_has_avx2() && first < last_whole) {
+        quantize_blocks_avx2<E>(source, first, last_whole, block_size, code, halves, table, packed, absmax);
+        first = last_whole;
+      }
 #endif
       run_vectorised(
           [&](int64_t first, int64_t last) __attribute__((always_inline)) {

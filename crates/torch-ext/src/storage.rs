@@ -285,6 +285,21 @@ pub fn read_pages_ahead(tensor: &Tensor) {
     }
 }
 
+/// Does the system have the entries of a tensor that maps a file, so that to look at them waits for no disk? True as well where that
+/// cannot be told: on other systems than Linux, of a tensor that is no contiguous one on the CPU, and of a file that this process may not
+/// write to (`mincore(2)`).
+pub fn are_pages_cached(tensor: &Tensor) -> bool {
+    #[cfg(target_os = "linux")]
+    if let Some(pages) = whole_pages(tensor) {
+        const IS_CACHED: u8 = 1;
+        let mut found = vec![IS_CACHED; pages.len().div_ceil(page_bytes())];
+        // SAFETY: it writes one byte for each page, for which there is room.
+        let told = unsafe { libc::mincore(pages.start as *mut c_void, pages.len(), found.as_mut_ptr()) } == 0;
+        return !told || found.iter().all(|page| page & IS_CACHED != 0);
+    }
+    true
+}
+
 /// Brings the entries of a tensor that maps a file into memory, all at once, so that the first look at them does not wait for each
 /// page: reads what the system does not have yet, and returns when everything is there. Contiguous tensors on the CPU only, and only
 /// whole pages come. Returns whether they did: not from a file that has become too short, nor before Linux 5.14
@@ -351,15 +366,20 @@ pub fn prefer_large_pages(tensor: &Tensor) {
 /// The addresses of pages that hold entries of a tensor and nothing else; `None` if there are none, or not on the CPU.
 #[cfg(target_os = "linux")]
 fn whole_pages(tensor: &Tensor) -> Option<std::ops::Range<usize>> {
-    const SC_PAGESIZE: i32 = 30;
     if tensor.device() != tch::Device::Cpu || !tensor.is_contiguous() || !is_allocated(tensor) {
         return None;
     }
-    // SAFETY: asks for a number.
-    let page = unsafe { sysconf(SC_PAGESIZE) }.max(1) as usize;
+    let page = page_bytes();
     let (start, num_bytes) = (tensor.data_ptr() as usize, tensor.numel() * tensor.kind().elt_size_in_bytes());
     let (first, end) = (start.next_multiple_of(page), (start + num_bytes) / page * page);
     (first < end).then_some(first..end)
+}
+
+#[cfg(target_os = "linux")]
+fn page_bytes() -> usize {
+    const SC_PAGESIZE: i32 = 30;
+    // SAFETY: asks for a number.
+    unsafe { sysconf(SC_PAGESIZE) }.max(1) as usize
 }
 
 /// Knows a storage without keeping it alive.

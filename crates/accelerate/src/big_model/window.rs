@@ -4,12 +4,11 @@
 //! memory whenever others need it. A block is what one layer has on the disk. The block in use is in memory; the one before is let
 //! go, unless the budget has room for it; the one that came next in the last pass is read by the system meanwhile.
 
-use super::fetch::{Fetch, FetchThread};
+use super::fetch::{Fetch, FetchThread, MappedFile};
 use super::folder::DatFile;
 use crate::error::Result;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
-use torch_ext::storage::release_pages;
 
 /// The blocks of one model.
 #[derive(Debug)]
@@ -101,21 +100,20 @@ impl State {
             let block = &mut self.blocks[before];
             block.next = Some(number);
             if !block.is_kept {
-                block.tensors.iter_mut().for_each(Mapped::let_go);
+                fetch.before.extend(block.tensors.iter_mut().filter_map(Mapped::let_go));
             }
         }
         let block = &mut self.blocks[number];
         if !block.is_kept {
-            // A file that cannot be mapped is told of when it is used.
-            fetch.current.extend(block.tensors.iter_mut().filter_map(|mapped| mapped.tensor().ok()));
+            // A file that is not there is told of when it is used.
+            fetch.current.extend(block.tensors.iter_mut().filter_map(Mapped::mapped_file));
             if self.kept + block.num_bytes <= self.room {
                 block.is_kept = true;
                 self.kept += block.num_bytes;
             }
         }
         if let Some(next) = block.next.filter(|&next| next != number && !self.blocks[next].is_kept) {
-            let tensors = self.blocks[next].tensors.iter_mut().filter(|mapped| mapped.file.can_be_mapped());
-            fetch.next.extend(tensors.filter_map(|mapped| mapped.tensor().ok()));
+            fetch.next.extend(self.blocks[next].tensors.iter_mut().filter_map(Mapped::mapped_file));
         }
         self.fetch_thread.start(fetch);
         Ok(())
@@ -123,12 +121,20 @@ impl State {
 }
 
 impl Mapped {
-    /// The pages of a mapping come back out of the file. What has been read instead would be lost, and is read again.
-    fn let_go(&mut self) {
+    /// A mapping whose pages may go: they come back out of the file. What has been read instead would be lost, and is read again.
+    fn let_go(&mut self) -> Option<Tensor> {
         match self.file.can_be_mapped() {
-            true => self.tensor.iter().for_each(release_pages),
-            false => self.tensor = None,
+            true => self.tensor.as_ref().map(Tensor::shallow_clone),
+            false => self.tensor.take().and(None),
         }
+    }
+
+    /// What the system can read ahead. Nothing of it takes memory before it is used.
+    fn mapped_file(&mut self) -> Option<MappedFile> {
+        if !self.file.can_be_mapped() {
+            return None;
+        }
+        Some(MappedFile { path: self.file.path.clone(), tensor: self.tensor().ok()? })
     }
 
     fn tensor(&mut self) -> Result<Tensor> {
