@@ -6,7 +6,7 @@ use crate::checkpoint::{
 };
 use crate::error::{BigModelError, NnError, Result, WeightsError};
 use crate::messages;
-use crate::nn::{LinearLayer, LoadReport, Param, ParamStore, is_floating, match_names};
+use crate::nn::{AnyLayer, LinearLayer, LoadReport, Param, ParamStore, is_floating, match_names};
 use crate::quant::{FourBitTensors, Int8Tensors, Quantized, Quantizer, kind_of, put_in};
 use accelerate_core::config::{BnbQuantizationConfig, QuantizationSettings};
 use accelerate_core::quantization::{
@@ -169,6 +169,8 @@ struct Targets<'a> {
     quantizer: Quantizer,
     /// Weights that are quantised, with the layers that have them, by name.
     layers: BTreeMap<String, Vec<LinearLayer>>,
+    /// The names of weights that embeddings look rows up in.
+    tables: HashSet<String>,
     /// Weights that are kept elsewhere than where the model is computed keep their numbers, in 32 bits, and all that is not quantised
     /// is of that type.
     offloads_in_fp32: bool,
@@ -231,7 +233,12 @@ impl<'a> Targets<'a> {
         }
         let offloads_in_fp32 = dispatch.is_some() && settings.llm_int8_enable_fp32_cpu_offload;
         let device = dispatch.map_or_else(|| store.device(), Dispatch::device);
-        Ok(Self { store, settings, quantization, quantizer, layers, offloads_in_fp32, device })
+        let table = |(_, layer): &(String, AnyLayer)| match layer {
+            AnyLayer::Embedding(table) => Some(table.weight.name().to_owned()),
+            _ => None,
+        };
+        let tables = named.iter().filter_map(table).collect();
+        Ok(Self { store, settings, quantization, quantizer, layers, tables, offloads_in_fp32, device })
     }
 
     /// The type of a parameter that is not quantised.
@@ -255,8 +262,10 @@ impl<'a> Targets<'a> {
         let layer = self.layers.get(param.name()).and_then(|layers| layers.first());
         if let Some(layer) = layer.filter(|_| self.quantizer.fp16_kernel().is_none()) {
             let full = if layer.is_transposed() { full.f_transpose(0, 1)?.f_contiguous()? } else { full };
-            // As in the reference, codes are made of numbers of the type that was asked for.
-            let kind = self.settings.other_dtype().map_or(full.f_kind()?, kind_of);
+            // As in the reference, codes are made of numbers of the type that was asked for. A table gives numbers of that type, which
+            // the other layers have to take.
+            let unasked = if self.tables.contains(param.name()) { param.kind() } else { full.f_kind()? };
+            let kind = self.settings.other_dtype().map_or(unasked, kind_of);
             return Ok(Value::Codes(self.quantizer.quantize(param.name(), &full.f_to_kind(kind)?)?));
         }
         let values = full.f_to_kind(self.kind(param))?;

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use accelerate::big_model::{DeviceMap, DispatchOptions, MapDevice, disk_offload, dispatch_model};
-use accelerate::lora::{LoraConfig, get_peft_model};
+use accelerate::lora::{AddAdapterOptions, InitLoraWeights, LoraConfig, PeftModel, get_peft_model};
 use accelerate::nn::{Linear, ParamStore};
 use accelerate::tch::{Device, Kind, Tensor};
 
@@ -76,4 +76,60 @@ fn a_folder_without_a_name_is_none() {
         let error = dispatch_model(&store, &map, &options).unwrap_err().to_string();
         assert!(error.contains("puts 1 tensor on the disk (proj.weight), and no offload_folder is given"), "{error}");
     }
+}
+
+/// Two layers with adapters, of which a map has the second on a disk.
+fn half_on_a_disk(folder: &std::path::Path) -> (ParamStore, [Linear; 2], PeftModel) {
+    let store = ParamStore::new(Device::Cpu);
+    let layers = ["a", "b"].map(|name| Linear::new(store.root() / name, 4, 4, Default::default()).unwrap());
+    let peft = get_peft_model(&store, adapter()).unwrap();
+    peft.add_adapter("other", adapter(), AddAdapterOptions::default()).unwrap();
+    let map: DeviceMap = [("a", MapDevice::Cpu), ("b", MapDevice::Disk)].into_iter().collect();
+    let options = DispatchOptions { offload_dir: Some(folder.to_owned()), ..Default::default() };
+    dispatch_model(&store, &map, &options).unwrap();
+    (store, layers, peft)
+}
+
+fn adapter() -> LoraConfig {
+    let init_lora_weights = InitLoraWeights::Random;
+    LoraConfig { target_modules: Some(["a", "b"].into()), r: 2, init_lora_weights, ..Default::default() }
+}
+
+#[test]
+fn what_cannot_be_merged_for_good_leaves_all_layers_as_they_were() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, [a, b], peft) = half_on_a_disk(folder.path());
+    let output = || b.forward(&a.forward(&input()).unwrap()).unwrap();
+    let before = output();
+    let error = peft.merge_and_unload().unwrap_err();
+    assert!(error.is_big_model() && error.to_string().contains("b.weight is kept elsewhere"), "{error}");
+    assert_eq!(output(), before);
+    bring_back(&store);
+    peft.merge_and_unload().unwrap();
+    assert!(output().allclose(&before, 1e-5, 1e-6, false));
+    assert!(store.parameters().iter().all(|param| !param.name().contains("lora")));
+}
+
+#[test]
+fn adapters_take_turns_where_some_are_on_a_disk() {
+    let folder = tempfile::tempdir().unwrap();
+    let (store, [a, b], peft) = half_on_a_disk(folder.path());
+    let output = || b.forward(&a.forward(&input()).unwrap()).unwrap();
+    let first = output();
+    let of = |name: &str, layers: &[&str]| -> Vec<String> {
+        let both = |layer: &&str| ["A", "B"].map(|part| format!("{layer}.lora_{part}.{name}.weight"));
+        layers.iter().flat_map(both).collect()
+    };
+    assert_eq!(trained(&store), of("default", &["a"]));
+    peft.set_adapter(&["other"]).unwrap();
+    assert_eq!((peft.active_adapters(), trained(&store)), (vec!["other".to_owned()], of("other", &["a"])));
+    assert_ne!(output(), first);
+    peft.set_adapter(&[]).unwrap();
+    assert!(trained(&store).is_empty());
+    peft.set_adapter(&["default"]).unwrap();
+    assert_eq!(output(), first);
+    peft.delete_adapter("default").unwrap();
+    assert_eq!(peft.active_adapters(), ["other"]);
+    bring_back(&store);
+    assert_eq!(trained(&store), of("other", &["a", "b"]));
 }

@@ -170,6 +170,9 @@ impl GenerationConfig {
 
     fn check(&self) -> Result<(), GenerationError> {
         let wrong = |key, found: f64, wanted| Err(GenerationError::Value { key, found: format!("{found:?}"), wanted });
+        if !self.do_sample {
+            return Ok(());
+        }
         // Scores are divided in float32.
         if !(f64::from(f32::MIN_POSITIVE)..=f64::from(f32::MAX)).contains(&self.temperature) {
             return wrong(
@@ -179,7 +182,7 @@ impl GenerationConfig {
             );
         }
         if !(self.top_p > 0.0 && self.top_p <= 1.0) {
-            return wrong("top_p", self.top_p, "a probability above 0");
+            return wrong("top_p", self.top_p, "a probability above 0 and at most 1");
         }
         Ok(())
     }

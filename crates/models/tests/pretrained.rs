@@ -93,6 +93,26 @@ fn weights_become_codes_while_they_are_loaded() {
     }
 }
 
+/// The head of a tied model shares the table of the words, which becomes codes where the list of layers to skip does not have it.
+#[test]
+fn a_table_of_codes_gives_numbers_of_the_models_type() {
+    let config =
+        LlamaConfig { hidden_size: 64, intermediate_size: 96, tie_word_embeddings: true, ..llama() }.with_heads(4, 2);
+    let (folder, model) = saved::<LlamaForCausalLM>(&config);
+    model.params().to_kind(Kind::Half).unwrap();
+    save_model_weights(model.params(), folder.path(), &Default::default()).unwrap();
+    let quantization = BnbQuantizationConfig {
+        load_in_4bit: Some(true),
+        llm_int8_skip_modules: Some(vec!["q_proj".to_owned()]),
+        ..Default::default()
+    };
+    let options = LoadOptions { quantization_config: Some(quantization), ..Default::default() };
+    let (loaded, _) = LlamaForCausalLM::from_pretrained(folder.path(), &options).unwrap();
+    let input_ids = Tensor::from_slice2(&[[3i64, 1, 4]]);
+    let output = loaded.forward(&CausalLMInput { input_ids, attention_mask: None, labels: None }).unwrap();
+    assert_eq!(output.logits.isfinite().all().int64_value(&[]), 1);
+}
+
 #[test]
 fn a_map_says_where_numbers_and_codes_are_kept() {
     let config = LlamaConfig { hidden_size: 64, intermediate_size: 96, ..llama() }.with_heads(4, 2);

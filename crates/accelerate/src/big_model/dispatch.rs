@@ -196,7 +196,10 @@ impl<'a> Dispatch<'a> {
         let tree = module_tree(store)?;
         let unknown = check_device_map(&tree, map)?;
         if !unknown.is_empty() {
-            messages::debug!("the device map names modules without parameters: {}", listed(&unknown, 600));
+            messages::warning!(
+                "the device map names modules that the model does not have, or that have no parameters: {}",
+                listed(&unknown, 600)
+            );
         }
         let devices = map.devices();
         devices.iter().try_for_each(|&device| device_of(device).map(drop))?;
@@ -340,7 +343,7 @@ impl<'a> Dispatch<'a> {
         let (changes, files) = self.changes(placed)?;
         let room = if self.device == Device::Cpu { self.options.resident_bytes } else { 0 };
         let window = Arc::new(Window::new(files.blocks, room));
-        self.warn_of_frozen(&changes);
+        self.warn_of_training(&changes);
         // What can fail has come before the first change.
         for (target, change) in changes {
             let kept = match change {
@@ -358,11 +361,19 @@ impl<'a> Dispatch<'a> {
         Ok(())
     }
 
-    /// Where a program has said what is to be trained, such as adapters, it does not want that frozen.
-    fn warn_of_frozen(&self, changes: &[(Target, Change)]) {
+    /// Gradients do not move. And where a program has said what is to be trained, such as adapters, it does not want that frozen.
+    fn warn_of_training(&self, changes: &[(Target, Change)]) {
         let is_chosen = self.store.parameters().iter().any(|param| {
             is_floating(param.kind()) && !param.is_stored_as_several() && !param.is_trained_when_replicated()
         });
+        let with_gradient = changes.iter().filter(|(target, _)| target.param.grad().is_some());
+        let names: Vec<String> = with_gradient.map(|(target, _)| target.param.name().to_owned()).collect();
+        if !names.is_empty() {
+            messages::warning!(
+                "gradients of parameters that the device map moves are dropped ({}); take the optimizer's step before the map",
+                listed(&names, 600)
+            );
+        }
         let is_moved = |change: &Change| !matches!(change, Change::Replicate(_));
         let moved = changes.iter().filter(|(target, change)| is_moved(change) && target.param.requires_grad());
         let names: Vec<String> = moved.map(|(target, _)| target.param.name().to_owned()).collect();

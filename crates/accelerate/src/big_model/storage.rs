@@ -108,6 +108,11 @@ impl Storage for Elsewhere {
         Ok(())
     }
 
+    fn set_trained_when_replicated(&self, is_trained: bool) -> Result<()> {
+        self.is_trained_when_back.store(is_trained, Ordering::Relaxed);
+        Ok(())
+    }
+
     fn is_trained_when_replicated(&self) -> bool {
         self.is_trained_when_back.load(Ordering::Relaxed)
     }

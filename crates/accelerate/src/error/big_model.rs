@@ -55,7 +55,7 @@ pub(crate) enum BigModelError {
 
     #[error(
         "{parameter} is kept elsewhere than where the model is computed, by a device map, and cannot be {action} there. \
-         Make and load the model without the device map for that"
+         Bring it back by dispatch_model with a map that has it where the model is computed, or make the model without a map"
     )]
     Kept { parameter: String, action: &'static str },
 

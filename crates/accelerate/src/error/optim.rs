@@ -111,9 +111,9 @@ pub(crate) enum OptimError {
     )]
     SteppedUnprepared { optimizer: &'static str, parameter: String },
     #[error(
-        "this {optimizer} has stepped or loaded state before its model was sharded, so its state is that of full parameters, \
-         of which this process now keeps shards. Prepare model and optimizer before the first step and before \
-         Optimizer::load_state_dict"
+        "this {optimizer} has stepped or loaded state before its model was sharded or a device map moved its parameters, so its state is \
+         of tensors that are not there any more. Prepare the model, or dispatch it, before the first step and before \
+         Optimizer::load_state_dict, or make a new optimizer"
     )]
     StateFromBeforeSharding { optimizer: &'static str },
     #[error(

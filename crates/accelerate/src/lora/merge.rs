@@ -7,7 +7,7 @@ use super::PeftModel;
 use super::kernels::Merged;
 use super::layers::Wrapped;
 use super::model::{Inner, State, distinct};
-use crate::error::{LoraError, Result};
+use crate::error::{BigModelError, LoraError, Result};
 use crate::messages;
 use crate::nn::Param;
 use accelerate_core::weight_files::listed;
@@ -81,8 +81,9 @@ impl PeftModel {
     ///
     /// # Errors
     /// Those of [`merge_adapter`](Self::merge_adapter). [`is_config`](crate::Error::is_config): a weight that is quantised, which
-    /// would be rounded; one that another layer has, too, which would change with it; a prepared model. Nothing is changed then.
-    pub fn merge_and_unload(self) -> Result<()> {
+    /// would be rounded; one that another layer has, too, which would change with it; a prepared model.
+    /// [`is_big_model`](crate::Error::is_big_model): a weight that a device map keeps on a disk. Nothing is changed then.
+    pub fn merge_and_unload(&self) -> Result<()> {
         self.check_unprepared("merge_and_unload")?;
         let changed = {
             let state = self.state();
@@ -98,7 +99,7 @@ impl PeftModel {
     ///
     /// # Errors
     /// [`is_config`](crate::Error::is_config): a prepared model.
-    pub fn unload(self) -> Result<()> {
+    pub fn unload(&self) -> Result<()> {
         self.check_unprepared("unload")?;
         let mut state = self.state();
         state.merged = None;
@@ -136,6 +137,9 @@ impl PeftModel {
         let Inner { layers, .. } = &*self.0;
         for (param, _) in &changed {
             let name = || param.name().to_owned();
+            if param.is_offloaded() {
+                return Err(BigModelError::Kept { parameter: name(), action: "written to" }.into());
+            }
             if param.is_stored_as_several() {
                 return Err(LoraError::MergedIntoCodes { parameter: name() }.into());
             }

@@ -150,7 +150,8 @@ impl PeftModel {
     }
 
     /// Activates these adapters and no others: layers add up what each of them gives, and their parameters are trained, unless
-    /// they are for inference only. An empty list leaves the model as it was without adapters.
+    /// they are for inference only. An empty list leaves the model as it was without adapters. What a device map keeps elsewhere is
+    /// frozen as long as it is there, which a warning says.
     ///
     /// # Errors
     /// [`is_config`](crate::Error::is_config): there is no such adapter; two that have copies of one layer; others than those that
@@ -175,11 +176,19 @@ impl PeftModel {
             wanted.extend(adapter.own.iter().map(|(_, param)| (param.clone(), is_trained)));
             wanted.extend(adapter.biases.iter().map(|param| (param.clone(), is_trained)));
         }
-        wanted.retain(|(param, is_trained)| param.requires_grad() != *is_trained);
+        wanted.retain(|(param, is_trained)| param.is_trained_when_replicated() != *is_trained);
         if let Some((param, _)) = wanted.iter().find(|(param, _)| param.is_of_prepared_model() || param.is_sharded()) {
             return Err(LoraError::Prepared { operation: "set_adapter", parameter: param.name().to_owned() }.into());
         }
-        wanted.iter().try_for_each(|(param, is_trained)| param.set_requires_grad(*is_trained))?;
+        let is_frozen = |(param, is_trained): &&(Param, bool)| *is_trained && param.is_dispatched();
+        if let Some((param, _)) = wanted.iter().find(is_frozen) {
+            messages::warning!(
+                "parameters of the adapters that are active now, such as {}, are kept elsewhere than where the model is computed, by a \
+                 device map; they are frozen until another map brings them back",
+                param.name()
+            );
+        }
+        wanted.iter().try_for_each(|(param, is_trained)| param.set_trained_when_replicated(*is_trained))?;
         state.active = names.iter().map(|name| (*name).to_owned()).collect();
         state.apply();
         Ok(())
@@ -198,7 +207,7 @@ impl PeftModel {
             let position = state.adapters.iter().position(|adapter| adapter.name == name);
             let Some(position) = position else { return Ok(()) };
             let adapter = state.adapters.remove(position);
-            adapter.biases.iter().try_for_each(|bias| bias.set_requires_grad(false))?;
+            adapter.biases.iter().try_for_each(|bias| bias.set_trained_when_replicated(false))?;
             let own: Vec<Param> = adapter.own.iter().map(|(_, param)| param.clone()).collect();
             self.0.store.remove(&own);
             state.active.retain(|active| active != name);

@@ -321,6 +321,14 @@ impl Param {
         self.storage().is_trained_when_replicated()
     }
 
+    /// Freezes or unfreezes it. What is kept elsewhere is frozen as long as it is there.
+    pub(crate) fn set_trained_when_replicated(&self, is_trained: bool) -> Result<()> {
+        if is_trained && self.0.num_unreduced.load(Ordering::Relaxed) > 0 {
+            return Err(NnError::UnreducedRequiresGrad { parameter: self.name().to_owned() }.into());
+        }
+        self.storage().set_trained_when_replicated(is_trained)
+    }
+
     /// From now on every rank holds all of it.
     pub(crate) fn set_replicated(&self, full: Tensor) -> Result<()> {
         let full = full.f_set_requires_grad(self.is_trained_when_replicated())?;

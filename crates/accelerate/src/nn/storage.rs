@@ -93,6 +93,10 @@ pub(crate) trait Storage: Send {
         let _ = self.local().f_set_requires_grad(requires_grad)?;
         Ok(())
     }
+    /// Freezes or unfreezes it, at the latest where every rank holds all of it.
+    fn set_trained_when_replicated(&self, is_trained: bool) -> Result<()> {
+        self.set_requires_grad(is_trained)
+    }
     /// Is it trained where every rank holds all of it? One that is kept elsewhere meanwhile is frozen.
     fn is_trained_when_replicated(&self) -> bool {
         self.local().requires_grad()

@@ -121,7 +121,7 @@ impl QuantizationSettings {
         }
         match (self.load_in_8bit, self.load_in_4bit) {
             (true, true) => Err(contradiction("a weight has one of them; set one").into()),
-            (false, false) => Err(contradiction("one of them has to be set, or nothing is quantised").into()),
+            (false, false) => Err(ConfigErrorKind::NeitherWidth.into()),
             (true, false) => Ok(Quantization::EightBit {
                 threshold: self.llm_int8_threshold,
                 has_fp16_weight: self.llm_int8_has_fp16_weight,

@@ -78,6 +78,8 @@ pub(crate) enum ConfigErrorKind {
     NoMsamp,
     #[error("fp8_format is E5M2, whose numbers have too few digits for weights and inputs; choose HYBRID or E4M3")]
     E5M2Everywhere,
+    #[error("neither load_in_8bit nor load_in_4bit is set, so that nothing would be quantised; set one of them")]
+    NeitherWidth,
     #[error("{first} and {second} contradict each other: {why}")]
     Contradiction { first: &'static str, second: &'static str, why: &'static str },
     #[error(
@@ -101,6 +103,7 @@ impl ConfigErrorKind {
             Self::StateDictOption { field, .. } | Self::NoFolder { field } | Self::NoSuchModule { field, .. } => {
                 vec![field]
             }
+            Self::NeitherWidth => vec!["load_in_8bit", "load_in_4bit"],
             Self::Contradiction { first, second, .. } => vec![first, second],
             Self::UnknownName { what, .. } => vec![what],
             Self::PowerSgdOptions { .. } => vec!["comm_state_option"],

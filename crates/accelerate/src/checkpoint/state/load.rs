@@ -14,6 +14,7 @@ use crate::session::ObjectState;
 use accelerate_core::checkpoint::{Checkpoint, DESCRIPTION, STEM, SavedObject, SavedPiece, SavedTensor};
 use accelerate_core::layout::{Copied, Layout};
 use accelerate_core::weight_files::{SaveManifest, shown};
+use serde_json::Value;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Range;
@@ -159,7 +160,7 @@ impl OpenCheckpoint {
         let object = self.description.objects.entry(name.to_owned()).or_default();
         object.tensors = tensors;
         let is_same = world_size == self.description.world_size;
-        if !is_same && rank == 0 && !object.values_of_ranks.is_empty() {
+        if !is_same && rank == 0 && object.values_of_ranks.values().any(|values| says_other(values, &object.values)) {
             messages::warning_here!(
                 "{name} had other values on other ranks of the run; all ranks go on with those of rank 0"
             );
@@ -350,4 +351,14 @@ pub(super) fn flat(layout: &Layout) -> Vec<i64> {
 /// Sizes that a header has been compared with fit an `i64`.
 pub(super) fn signed(shape: &[usize]) -> Vec<i64> {
     shape.iter().map(|&size| size as i64).collect()
+}
+
+/// Does a rank say something else than the first one? Ranks to which rank 0 hands rows out say less of a loader.
+fn says_other(values: &Value, first: &Value) -> bool {
+    match (values, first) {
+        (Value::Object(values), Value::Object(first)) => {
+            values.iter().any(|(key, value)| first.get(key) != Some(value))
+        }
+        _ => values != first,
+    }
 }
