@@ -233,11 +233,7 @@ impl<'a> Targets<'a> {
         }
         let offloads_in_fp32 = dispatch.is_some() && settings.llm_int8_enable_fp32_cpu_offload;
         let device = dispatch.map_or_else(|| store.device(), Dispatch::device);
-        let table = |(_, layer): &(String, AnyLayer)| match layer {
-            AnyLayer::Embedding(table) => Some(table.weight.name().to_owned()),
-            _ => None,
-        };
-        let tables = named.iter().filter_map(table).collect();
+        let tables = tables_of(&named);
         Ok(Self { store, settings, quantization, quantizer, layers, tables, offloads_in_fp32, device })
     }
 
@@ -302,6 +298,15 @@ impl<'a> Targets<'a> {
         }
         Ok(())
     }
+}
+
+/// The names of weights that embeddings look rows up in.
+fn tables_of(layers: &[(String, AnyLayer)]) -> HashSet<String> {
+    let table = |(_, layer): &(String, AnyLayer)| match layer {
+        AnyLayer::Embedding(table) => Some(table.weight.name().to_owned()),
+        _ => None,
+    };
+    layers.iter().filter_map(table).collect()
 }
 
 /// What a parameter becomes.

@@ -276,6 +276,21 @@ fn another_dataset_is_refused() {
 }
 
 #[test]
+fn a_place_behind_the_end_is_refused() {
+    for shuffle in [false, true] {
+        let builder = DataLoader::builder(VecDataset::new((0..10i64).collect())).batch_size(2).shuffle(shuffle);
+        let loader = builder.build().unwrap();
+        for rows_delivered in [11, 1 << 40, u64::MAX] {
+            loader.load_state_dict(DataLoaderState::new(0, rows_delivered));
+            let error = loader.iter().unwrap_err().to_string();
+            assert!(error.contains("of this pass, and it has only 10"), "{error}");
+        }
+        loader.load_state_dict(DataLoaderState::new(0, 10));
+        assert_eq!(loader.iter().unwrap().count(), 0);
+    }
+}
+
+#[test]
 fn a_stream_that_has_become_shorter_is_refused() {
     let loader = DataLoader::iterable(Stream { seekable: false }).batch_size(2).build().unwrap();
     loader.load_state_dict(DataLoaderState::new(0, 40));

@@ -133,3 +133,15 @@ fn adapters_take_turns_where_some_are_on_a_disk() {
     bring_back(&store);
     assert_eq!(trained(&store), of("other", &["a", "b"]));
 }
+
+/// Written pages would come back out of the file with the next pass, all but those of small tensors.
+#[test]
+fn writing_to_what_is_mapped_is_noticed() {
+    let ((store, layer), folder) = (model(), tempfile::tempdir().unwrap());
+    let wanted = layer.forward(&input()).unwrap();
+    disk_offload(&store, folder.path(), &Default::default()).unwrap();
+    assert_eq!(layer.forward(&input()).unwrap(), wanted);
+    let _zeros = layer.weight.get().unwrap().fill_(0.0);
+    let error = layer.forward(&input()).unwrap_err();
+    assert!(error.is_big_model() && error.to_string().contains("was written to in place"), "{error}");
+}

@@ -180,7 +180,8 @@ pub trait PretrainedModel: Module + Sized {
             let unexpected = found.names.iter().map(String::as_str).filter(|name| store.get(name).is_none());
             refuse_codes(folder, unexpected)?;
             found.check_shapes(&store)?;
-            if options.device_map.is_none() {
+            // What the loader refuses takes no memory.
+            if options.device_map.is_none() && !found.is_refused::<Self>(&store, options) {
                 store.materialize()?;
             }
         }
@@ -244,9 +245,8 @@ impl Found {
         }
     }
 
-    fn load<M: PretrainedModel>(self, store: &ParamStore, folder: &Path, options: &LoadOptions) -> Result<LoadReport> {
-        let quantization = options.quantization_config.clone().map(|config| typed(config, options.dtype));
-        let quantization = quantization.as_ref();
+    /// Is there something that the model does not have, or not what it needs, and does that matter?
+    fn is_refused<M: PretrainedModel>(&self, store: &ParamStore, options: &LoadOptions) -> bool {
         let aliases = store.aliases();
         let has = |name: &str| {
             self.names.contains(name)
@@ -260,11 +260,18 @@ impl Found {
         let has_head = !head.is_empty() && self.names.iter().any(|name| name.starts_with(head));
         let is_head = |name: &String| M::HEADS.iter().any(|head| name.starts_with(head));
         let is_complete = own.iter().filter(|name| !has(name)).all(|name| is_head(name) && !has_head);
-        let is_part = |name: &String| quantization.is_some() && own.iter().any(|weight| is_part_of(name, weight));
+        let is_quantised = options.quantization_config.is_some();
+        let is_part = |name: &String| is_quantised && own.iter().any(|weight| is_part_of(name, weight));
         let is_known =
             |name: &String| aliases.contains_key(name) || own.contains(name) || is_part(name) || M::is_of_no_use(name);
         let has_strangers = !self.names.iter().all(is_known);
-        let strict = options.strict && (has_strangers || !is_complete);
+        options.strict && (has_strangers || !is_complete)
+    }
+
+    fn load<M: PretrainedModel>(self, store: &ParamStore, folder: &Path, options: &LoadOptions) -> Result<LoadReport> {
+        let quantization = options.quantization_config.clone().map(|config| typed(config, options.dtype));
+        let quantization = quantization.as_ref();
+        let strict = self.is_refused::<M>(store, options);
         let dispatch = options.dispatch.clone();
         let load = checkpoint::LoadOptions { strict, dispatch, ..Default::default() }.key_map(self.map);
         let mut report = match (quantization, &options.device_map) {

@@ -93,6 +93,18 @@ fn weights_become_codes_while_they_are_loaded() {
     }
 }
 
+/// A file that does not have the weights is told of as such, and not by memory that there is not.
+#[test]
+fn sizes_without_weights_take_no_memory() {
+    let folder = TempDir::new().unwrap();
+    let config = LlamaConfig { vocab_size: 45_000_000, hidden_size: 2048, ..llama() }.with_heads(4, 2);
+    fs::write(folder.path().join("config.json"), config.to_json().unwrap()).unwrap();
+    let other = [("other", Tensor::zeros([2], (Kind::Float, Device::Cpu)))];
+    Tensor::write_safetensors(&other, folder.path().join("model.safetensors")).unwrap();
+    let error = LlamaForCausalLM::from_pretrained(folder.path(), &LoadOptions::default()).unwrap_err();
+    assert!(error.is_weights() && error.to_string().contains("do not fit the model"), "{error}");
+}
+
 /// The head of a tied model shares the table of the words, which becomes codes where the list of layers to skip does not have it.
 #[test]
 fn a_table_of_codes_gives_numbers_of_the_models_type() {

@@ -1,9 +1,9 @@
 //! Random generators: the streams behind shuffles and initialisations, with their states.
 
 use crate::border::{Handle, adopt, check, handle};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use std::fmt;
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 unsafe extern "C" {
     fn te_generator_default(device: i32, index: i32, result: *mut Handle) -> i32;
@@ -22,6 +22,45 @@ unsafe extern "C" {
 
 /// The seed of a generator that was never seeded, `torch.Generator().initial_seed()`.
 const DEFAULT_SEED: u64 = 67_280_421_310_721;
+
+/// How long a state of a generator on the CPU is.
+const CPU_STATE_BYTES: usize = 5056;
+
+/// Is it a state that a generator on the CPU comes to (`at::mt19937`)? libtorch looks at how many numbers are left, and at which one is
+/// next, by themselves: where the two do not belong together, it would read memory behind its 624 numbers. Where all of these are 0, it
+/// would draw nothing but 0.
+///
+/// # Errors
+/// It is none.
+///
+/// ```
+/// use torch_ext::generator::{Generator, check_cpu_state};
+/// let state = Vec::<u8>::try_from(Generator::new_cpu()?.state()?)?;
+/// check_cpu_state(&state)?;
+/// assert!(check_cpu_state(&[0; 5056]).is_err() && check_cpu_state(&state[1..]).is_err());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+pub fn check_cpu_state(state: &[u8]) -> Result<()> {
+    const NUM_WORDS: usize = 624;
+    let refused = |reason: &str| {
+        Err(Error::invalid("Generator::set_state", format!("this is no state of a generator: {reason}")))
+    };
+    if state.len() != CPU_STATE_BYTES {
+        return refused(&format!("it has {} bytes and not {CPU_STATE_BYTES}", state.len()));
+    }
+    let word = |at: usize| state[at..].first_chunk().copied().map_or(0, u64::from_le_bytes);
+    let left = state[8..].first_chunk().copied().map_or(0, i32::from_le_bytes);
+    let next = word(16);
+    // All are used up, or those are left that come from the next one on.
+    let is_possible = next <= NUM_WORDS as u64 && (left == 1 || i64::from(left) + next as i64 == NUM_WORDS as i64 + 1);
+    if !is_possible || left < 1 {
+        return refused(&format!("{left} numbers are left behind the one at {next}"));
+    }
+    if (0..NUM_WORDS).all(|number| word(24 + 8 * number) == 0) {
+        return refused("all its numbers are 0");
+    }
+    Ok(())
+}
 
 /// A random generator of libtorch: the counterpart of `torch.Generator`.
 ///
@@ -160,8 +199,13 @@ impl Generator {
     /// Puts the stream into a state that [`Generator::state`] gave.
     ///
     /// # Errors
-    /// The tensor is not a state: wrong kind, device or length.
+    /// The tensor is not a state: wrong kind, device or length, or no generator comes to it.
     pub fn set_state(&self, state: &Tensor) -> Result<()> {
+        if state.numel() == CPU_STATE_BYTES && state.kind() == Kind::Uint8 && state.device() == Device::Cpu {
+            let bytes = state.f_reshape([-1]).and_then(|flat| Vec::<u8>::try_from(&flat));
+            let invalid = |error: tch::TchError| Error::invalid("Generator::set_state", error.to_string());
+            check_cpu_state(&bytes.map_err(invalid)?)?;
+        }
         // SAFETY: both handles are valid for the call.
         check("Generator::set_state", unsafe { te_generator_set_state(self.raw, handle(state)) })
     }

@@ -6,9 +6,10 @@
 
 use super::fetch::{Fetch, FetchThread, MappedFile};
 use super::folder::DatFile;
-use crate::error::Result;
+use crate::error::{BigModelError, Result};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
+use torch_ext::autograd::version;
 
 /// The blocks of one model.
 #[derive(Debug)]
@@ -139,6 +140,11 @@ impl Mapped {
 
     fn tensor(&mut self) -> Result<Tensor> {
         let tensor = match self.tensor.take() {
+            Some(tensor) if version(&tensor)? != 0 => {
+                let path = self.file.path.clone();
+                self.tensor = Some(tensor);
+                return Err(BigModelError::WrittenTo { path }.into());
+            }
             Some(tensor) => tensor,
             None => self.file.map()?,
         };

@@ -7,9 +7,8 @@ use super::iterable::{IterableDataLoaderBuilder, IterableDataset};
 use super::position::{DataLoaderState, Progress};
 use super::source::schedule::Sharding;
 use super::source::{Begun, Finish, PassPlan, Source};
-use crate::error::{DataError, Error, Result};
+use crate::error::{Error, Result};
 use crate::session::{ObjectState, Stateful};
-use accelerate_core::checkpoint::MOST_STEPS;
 use std::fmt;
 use std::marker::PhantomData;
 use std::sync::Arc;
@@ -131,9 +130,7 @@ impl<B: Send + 'static> Stateful for Parts<B> {
 
     fn load_state_dict(&self, state: &ObjectState) -> Result<()> {
         let state: DataLoaderState = serde_json::from_value(state.values.clone()).map_err(Error::other)?;
-        if state.epoch > MOST_STEPS {
-            return Err(DataError::NoSuchEpoch { epoch: state.epoch }.into());
-        }
+        state.check()?;
         self.progress.load(state);
         Ok(())
     }

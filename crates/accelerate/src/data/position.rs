@@ -2,11 +2,16 @@
 
 use super::random;
 use crate::error::{DataError, Result};
+use accelerate_core::checkpoint::MOST_STEPS;
 use accelerate_core::sampler::RowOrder;
 use serde::{Deserialize, Serialize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
 use torch_ext::Generator;
+use torch_ext::generator::check_cpu_state;
+
+/// No run hands out more rows in a pass.
+const MOST_ROWS: u64 = 1 << 60;
 
 /// Where a loader stands in its data, from `state_dict` of a loader.
 ///
@@ -73,6 +78,19 @@ impl DataLoaderState {
         Self { epoch, rows_delivered, ..Self::default() }
     }
 
+    /// Can a run have come to it? For states out of files, before anything is changed.
+    pub(crate) fn check(&self) -> Result<()> {
+        if self.epoch > MOST_STEPS {
+            return Err(DataError::NoSuchEpoch { epoch: self.epoch }.into());
+        }
+        if self.rows_delivered > MOST_ROWS {
+            return Err(DataError::NoSuchPlace { rows_delivered: self.rows_delivered }.into());
+        }
+        let of_orders = self.random.iter().flat_map(|random| [&random.default, &random.sampler]);
+        let mut states = of_orders.chain([&self.look_ahead.read, &self.look_ahead.made]).flatten();
+        states.try_for_each(|state| Ok(check_cpu_state(state)?))
+    }
+
     /// Was it saved in the middle of a pass, or after its last batch?
     pub(crate) fn is_within_pass(&self) -> bool {
         self.order.is_some() || self.stream.is_some() || 0 < self.rows_delivered
@@ -91,6 +109,7 @@ impl DataLoaderState {
 
 /// States of the generators that an order is drawn from.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct RandomStates {
     /// For samplers that draw from the default generator whenever they like.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -103,6 +122,7 @@ pub(crate) struct RandomStates {
 /// States of the default generator from which the next round was begun before the loop was done with the one in hand. `None` where
 /// nothing was drawn. A resumed pass does the same work again with the same random numbers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct LookAhead {
     /// Before its rows were read from a stream.
     #[serde(default, skip_serializing_if = "Option::is_none")]

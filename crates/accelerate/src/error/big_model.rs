@@ -111,6 +111,13 @@ pub(crate) enum BigModelError {
     )]
     Changed { path: PathBuf },
 
+    #[error(
+        "the weight of {} was written to in place, where it is mapped: a device map keeps it on the disk, where nothing would keep what \
+         was written. Bring it back by dispatch_model before it is written to, and offload the model again",
+        path.display()
+    )]
+    WrittenTo { path: PathBuf },
+
     #[error("{} cannot be mapped into memory: {source}", path.display())]
     Map { path: PathBuf, source: tch::TchError },
 

@@ -85,6 +85,15 @@ pub(crate) enum DataError {
     LoadedMeanwhile,
     #[error("the saved loader is in epoch {epoch}, which no run reaches; go on from another checkpoint")]
     NoSuchEpoch { epoch: usize },
+    #[error(
+        "the saved loader has handed out {rows_delivered} rows, which no run reaches; go on from another checkpoint"
+    )]
+    NoSuchPlace { rows_delivered: u64 },
+    #[error(
+        "the saved run had handed out {found} rows (or batches, of a sampler that decides their sizes) of this pass, and it has only {wanted}; go on \
+         from another checkpoint"
+    )]
+    BehindTheEnd { found: u64, wanted: u64 },
     #[error("the stream ended after {found} rows, before the place where the saved run stood: row {wanted}")]
     StreamTooShort { found: u64, wanted: u64 },
     #[error("the stream cannot be taken to a saved place, although it said where it stood; implement RowStream::seek")]

@@ -193,6 +193,16 @@ fn tensors() -> Vec<Case> {
 }
 
 /// What objects make of values that are not theirs.
+const LOOK_AHEAD: &str = "/objects/dataloader/values/look_ahead";
+
+/// Rows were read ahead with a generator of which so many numbers were left, behind this one; all of them are 0.
+fn looks_ahead(name: &str, part: &'static str, &[left, next]: &[u16; 2]) -> Case {
+    let mut state = vec![0; 5056];
+    state[8..10].copy_from_slice(&left.to_le_bytes());
+    state[16..18].copy_from_slice(&next.to_le_bytes());
+    set(name, part, LOOK_AHEAD, json!({ "read": state }))
+}
+
 fn values() -> Vec<Case> {
     let of = |object: &'static str, name: &str, value: Value| {
         let pointer: &'static str = format!("/objects/{object}/values").leak();
@@ -209,6 +219,22 @@ fn values() -> Vec<Case> {
     cases.extend([
         set("a negative step of the schedule", "scheduler", "/objects/scheduler/values/last_epoch", json!(-1)),
         set("an epoch at the end of all numbers", "dataloader", "/objects/dataloader/values/epoch", json!(u64::MAX)),
+        set(
+            "rows at the end of all numbers",
+            "no run reaches",
+            "/objects/dataloader/values/rows_delivered",
+            json!(u64::MAX),
+        ),
+        looks_ahead(
+            "a generator that would read behind its numbers",
+            "624 numbers are left behind the one at 624",
+            &[624, 624],
+        ),
+        looks_ahead("a generator that draws nothing but 0", "all its numbers are 0", &[1, 0]),
+        looks_ahead("a generator without numbers", "0 numbers are left", &[0, 0]),
+        set("a generator of two bytes", "it has 2 bytes", LOOK_AHEAD, json!({"made": [1, 2]})),
+        set("an order of two bytes", "it has 2 bytes", "/objects/dataloader/values/random", json!({"sampler": [1, 2]})),
+        set("something unknown ahead", "unknown field", LOOK_AHEAD, json!({"bogus": 1})),
         set("two rates of one group", "scheduler", "/objects/scheduler/values/base_lrs", json!([0.1, 0.1])),
         set("no groups", "optimizer", "/objects/optimizer/values/param_groups", json!([])),
         set("a rate that is a text", "optimizer", "/objects/optimizer/values/param_groups/0/lr", json!("fast")),

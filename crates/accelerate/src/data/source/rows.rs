@@ -166,7 +166,7 @@ impl<D: Dataset + 'static, B: Send + 'static> RowSource<D, B> {
             self.schedule(plan, random.and_then(|random| random.sampler.as_deref()))?
         };
         state.check_order(start.digest.as_ref())?;
-        schedule.start_after(state.rows_delivered);
+        schedule.start_after(state.rows_delivered)?;
         Ok((schedule, start))
     }
 

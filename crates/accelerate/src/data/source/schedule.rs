@@ -123,8 +123,15 @@ impl Schedule {
     }
 
     /// Goes on where an earlier run had handed out `delivered` rows, or batches.
-    pub(crate) fn start_after(&mut self, delivered: u64) {
-        self.first = usize::try_from(delivered).unwrap_or(usize::MAX).min(self.total());
+    ///
+    /// # Errors
+    /// There are not as many.
+    pub(crate) fn start_after(&mut self, delivered: u64) -> Result<()> {
+        match usize::try_from(delivered) {
+            Ok(first) if first <= self.total() => self.first = first,
+            _ => return Err(DataError::BehindTheEnd { found: delivered, wanted: self.total() as u64 }.into()),
+        }
+        Ok(())
     }
 
     /// Rows of the order, or batches.

@@ -136,7 +136,7 @@ impl<D: IterableDataset, B> StreamSource<D, B> {
             }
             at = resumed;
         }
-        at += stream.skip_rows(start.saturating_sub(at))?;
+        at = at.saturating_add(stream.skip_rows(start.saturating_sub(at))?);
         if at < resumed {
             return Err(DataError::StreamTooShort { found: at, wanted: resumed }.into());
         }
@@ -232,13 +232,13 @@ impl<T> ChunkReader<T> {
                 Some(Ok(row)) => rows.push(row),
                 Some(Err(error)) => {
                     self.over = true;
-                    let number = self.rows_read + rows.len() as u64;
+                    let number = self.rows_read.saturating_add(rows.len() as u64);
                     return Some(Err(error.context(format!("row {number} of the stream"))));
                 }
                 None => self.over = true,
             }
         }
-        self.rows_read += rows.len() as u64;
+        self.rows_read = self.rows_read.saturating_add(rows.len() as u64);
         (!rows.is_empty()).then(|| Ok(Chunk { rows, stream: self.stream.state() }))
     }
 
@@ -294,7 +294,7 @@ impl<T: Clone + Send + 'static, B: Send + 'static> Pass<B> for StreamPass<T, B> 
         let first_rows = self.first_chunk.len().max(1);
         let slots = self.cut.slots(chunk.rows.len(), first_rows)?;
         let is_last = next.is_none || (self.cut.drop_last && self.reader.ends_with_part());
-        self.delivered += chunk.rows.len() as u64;
+        self.delivered = self.delivered.saturating_add(chunk.rows.len() as u64);
         let look_ahead = LookAhead { read: next.drawn_from, made: None };
         Some(self.cut_up(chunk, &slots, is_last).map(|round| Round { look_ahead, ..round }))
     }
@@ -306,7 +306,7 @@ impl<T: Clone + Send + 'static, B: Send + 'static> Pass<B> for StreamPass<T, B> 
 
 impl<T: Clone, B> StreamPass<T, B> {
     fn cut_up(&self, chunk: Chunk<T>, slots: &[Vec<Slot>], is_last: bool) -> Result<Round<B>> {
-        let start = self.delivered - chunk.rows.len() as u64;
+        let start = self.delivered.saturating_sub(chunk.rows.len() as u64);
         let mut rows: Vec<Option<T>> = chunk.rows.into_iter().map(Some).collect();
         let mut take = |slot: &Slot| match slot.source {
             // Each row is in one slot.
