@@ -93,6 +93,18 @@ fn weights_become_codes_while_they_are_loaded() {
     }
 }
 
+#[test]
+fn images_of_32_bits_go_into_a_model_of_16() {
+    let (_, model) = saved::<ViTForImageClassification>(&vit());
+    model.params().eval();
+    let images = Tensor::arange(2 * 3 * 64, (Kind::Float, Device::Cpu)).view([2, 3, 8, 8]) / 400.0;
+    for kind in [Kind::BFloat16, Kind::Half] {
+        model.params().to_kind(kind).unwrap();
+        let logits = model.logits(&images).unwrap();
+        assert_eq!((logits.kind(), logits), (kind, model.logits(&images.to_kind(kind)).unwrap()));
+    }
+}
+
 /// A file that does not have the weights is told of as such, and not by memory that there is not.
 #[test]
 fn sizes_without_weights_take_no_memory() {

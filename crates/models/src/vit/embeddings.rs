@@ -2,7 +2,7 @@
 
 use super::ViTConfig;
 use accelerate::nn::{Conv2d, Conv2dConfig, Dropout, Init, Param, Path};
-use accelerate::tch::Tensor;
+use accelerate::tch::{Kind, Tensor};
 use accelerate::{Error, Result};
 
 #[derive(Debug)]
@@ -51,7 +51,11 @@ impl Embeddings {
         if found.get(2..) != Some(&self.image_size[..]) {
             return Err(Error::other(OtherImage { found, wanted: self.image_size }));
         }
-        let patches = self.projection.forward(pixel_values)?.f_flatten(2, -1)?.f_transpose(1, 2)?;
+        // As in Transformers, images have 32 bits whatever the model has.
+        let kind = self.projection.weight.kind();
+        let casts = pixel_values.f_kind()? == Kind::Float && matches!(kind, Kind::Half | Kind::BFloat16);
+        let pixel_values = if casts { pixel_values.f_to_kind(kind)? } else { pixel_values.shallow_clone() };
+        let patches = self.projection.forward(&pixel_values)?.f_flatten(2, -1)?.f_transpose(1, 2)?;
         let (batch, _, hidden) = patches.size3()?;
         let whole = self.cls_token.get()?.f_expand([batch, 1, hidden], false)?;
         let all = Tensor::f_cat(&[&whole, &patches], 1)?.f_add(&self.position_embeddings.get()?)?;
