@@ -122,6 +122,9 @@ fn files() -> Vec<Case> {
             "absent.safetensors",
             set("a file that nothing vouches for", "not in the manifest", "/files/0", json!("absent.safetensors")),
         ),
+        change("an object that is left out", "none of its tensors is in it", |it| {
+            remove(it, "/objects", "random_states")
+        }),
         set("no files", "it lists 0 files", "/files", json!([])),
         set("a text", "expected a sequence", "/files", json!("model.safetensors")),
         Case::new("files exchanged", "optimizer.safetensors", "there is no tensor", |saved| {
@@ -132,15 +135,15 @@ fn files() -> Vec<Case> {
 
 fn objects() -> Vec<Case> {
     vec![
-        change("no model", "there is none of model", |it| remove(it, "/objects", "model")),
-        change("no optimizer", "there is none of optimizer", |it| remove(it, "/objects", "optimizer")),
+        change("no model", "none of its tensors is in it", |it| remove(it, "/objects", "model")),
+        change("no optimizer", "none of its tensors is in it", |it| remove(it, "/objects", "optimizer")),
         change("no registered value", "there is none of custom_checkpoint_0", |it| {
             remove(it, "/objects", "custom_checkpoint_0")
         }),
         set("a second model", "model_1 was neither prepared nor registered", "/objects/model_1", json!({})),
         set("a model that is null", "invalid type: null", "/objects/model", Value::Null),
         set("a model that is a list", "", "/objects/model", json!([1, {}, {}, {}])),
-        set("no tensors", "hidden.weight", "/objects/model/tensors", json!({})),
+        set("no tensors", "none of its tensors is in it", "/objects/model/tensors", json!({})),
         set("an unknown key", "unknown field", "/objects/model/code", json!("import os")),
         Case::new("random numbers of nobody", DESCRIPTION, "random_states", |saved| {
             let name = saved.weights("random_states");

@@ -9,7 +9,7 @@ use safetensors::Dtype;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::fmt::{self, Display, Formatter};
 use std::marker::PhantomData;
 
@@ -209,10 +209,19 @@ impl Checkpoint {
         if let Some(file) = self.files.iter().find(|file| !names.insert(file.as_str())) {
             return Some(format!("it lists the file `{}` twice", shown(file)));
         }
-        self.objects.iter().find_map(|(name, object)| {
+        let of_objects = self.objects.iter().find_map(|(name, object)| {
             let reason = self.check_object(object)?;
             Some(format!("of `{}`, {reason}", shown(name)))
-        })
+        });
+        of_objects.or_else(|| self.check_all_is_used())
+    }
+
+    /// What is saved and not named would be lost without a word.
+    fn check_all_is_used(&self) -> Option<String> {
+        let tensors = self.objects.values().flat_map(|object| object.tensors.values());
+        let used: HashSet<usize> = tensors.flat_map(|tensor| &tensor.pieces).map(|piece| piece.file).collect();
+        let (_, unused) = self.files.iter().enumerate().find(|(number, _)| !used.contains(number))?;
+        Some(format!("it lists the file `{}`, and none of its tensors is in it", shown(unused)))
     }
 
     fn check_object(&self, object: &SavedObject) -> Option<String> {
