@@ -160,7 +160,7 @@ fn settings_of_quantisation_have_their_effect_on_results() {
 #[test]
 fn settings_of_quantisation_that_contradict_are_refused_before_anything_is_read() {
     let rows = [
-        (BnbQuantizationConfig::default(), "load_in_8bit and load_in_4bit contradict"),
+        (BnbQuantizationConfig::default(), "neither load_in_8bit nor load_in_4bit is set"),
         (BnbQuantizationConfig { load_in_8bit: Some(true), ..four_bit() }, "load_in_8bit and load_in_4bit contradict"),
         (BnbQuantizationConfig { llm_int8_threshold: Some(-1.0), ..int8() }, "llm_int8_threshold is -1"),
         (BnbQuantizationConfig { llm_int8_threshold: Some(f64::NAN), ..int8() }, "llm_int8_threshold is NaN"),

@@ -115,7 +115,7 @@ fn control_c_ends_every_rank() {
 }
 
 /// The program reads what is typed, and gets the key's signal once. What it does with it is its own affair for the grace period.
-/// With copies of its output in files as well.
+/// With copies of its output in files as well. It writes each line by one call, since the launcher writes to the same terminal.
 #[rstest]
 #[case::alone(&[])]
 #[case::copied(&["--tee", "3"])]
@@ -127,7 +127,7 @@ fn one_process_owns_the_terminal_and_has_time_after_control_c(#[case] flags: &[&
                   print('ready', flush=True)\n\
                   while not seen: time.sleep(0.01)\n\
                   print('interrupted', flush=True)\n\
-                  print('read', input(), len(seen), 'time')\n\
+                  sys.stdout.write(f'read {input()} {len(seen)} time\\n')\n\
                   sys.exit(int(sys.argv[1]))";
     for (program_ends_with, trouble) in [("0", None), ("3", Some("told to stop, rank 0 exited with code 3"))] {
         let mut command = launch(1, flags);
