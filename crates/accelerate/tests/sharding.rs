@@ -504,7 +504,7 @@ fn state_of_full_parameters_is_refused_once_they_are_sharded() {
     })
     .unwrap();
     for text in texts.iter().flatten() {
-        assert!(text.contains("state is that of full parameters") && text.contains("Prepare"), "{text}");
+        assert!(text.contains("state is of tensors that are not there any more") && text.contains("Prepare"), "{text}");
     }
 }
 
