@@ -42,13 +42,17 @@ spelled_enum! {
         EmbeddingColwise = "embedding_colwise",
         /// Every rank has the whole layer.
         Replicate = "replicate",
+        /// Every rank has the whole layer and computes a part of what it computes, such as a norm within the heads that the rank has:
+        /// gradients are summed over ranks.
+        ReplicateWithGradAllReduce = "replicated_with_grad_allreduce",
+        /// Every rank has the whole layer, a norm, a dropout or an embedding of positions, and computes some of the tokens: see
+        /// [`TensorParallelPlan::divides_sequence`].
+        SequenceParallel = "sequence_parallel" | "SequenceParallel",
     }
 }
 
 /// Styles of Transformers that are known by name alone, and why.
 const NOT_AVAILABLE: &[(&str, &str)] = &[
-    ("sequence_parallel", "activations that are divided along the sequence are not available yet"),
-    ("replicated_with_grad_allreduce", "activations that are divided along the sequence are not available yet"),
     ("packed_rowwise", "it divides the experts of a mixture, which are not available"),
     ("local_packed_rowwise", "it divides the experts of a mixture, which are not available"),
     ("local_colwise", "it divides the experts of a mixture, which are not available"),
@@ -73,6 +77,11 @@ impl ParallelStyle {
         matches!(self, Self::Rowwise | Self::RowwiseSplitInput)
     }
 
+    /// Has every rank the whole layer?
+    pub fn is_whole(self) -> bool {
+        matches!(self, Self::Replicate | Self::ReplicateWithGradAllReduce | Self::SequenceParallel)
+    }
+
     fn is_embedding(self) -> bool {
         matches!(self, Self::EmbeddingRowwise | Self::EmbeddingColwise)
     }
@@ -87,9 +96,18 @@ pub struct LayerRule {
     pub unit: usize,
     /// Of how many equal parts the output features of a [`PackedColwise`](ParallelStyle::PackedColwise) layer consist. Default: 2.
     pub parts: usize,
+    /// Do all ranks get all tokens of what a [`SequenceParallel`](ParallelStyle::SequenceParallel) layer computes, because what
+    /// follows is not divided? In files `"output_layouts": "Replicate"`, as in torch. Default: no.
+    pub gathers_tokens: bool,
 }
 
 impl LayerRule {
+    /// The same, and all ranks get all tokens of the output.
+    #[must_use]
+    pub fn with_all_tokens(self) -> Self {
+        Self { gathers_tokens: true, ..self }
+    }
+
     /// The same, where so many features stay together.
     #[must_use]
     pub fn with_unit(self, unit: usize) -> Self {
@@ -115,7 +133,7 @@ impl LayerRule {
         match value {
             Value::String(text) => Ok(style(text)?.into()),
             Value::Object(fields) => {
-                let known = ["style", "unit", "parts"];
+                let known = ["style", "unit", "parts", "output_layouts"];
                 let text = fields.get("style").and_then(Value::as_str).ok_or_else(malformed)?;
                 if fields.keys().any(|key| !known.contains(&key.as_str())) {
                     return Err(malformed().into());
@@ -125,7 +143,13 @@ impl LayerRule {
                     Some(number) => number.as_u64().and_then(|it| usize::try_from(it).ok()).ok_or_else(malformed),
                 };
                 let rule = Self::from(style(text)?);
-                Ok(Self { unit: number("unit", rule.unit)?, parts: number("parts", rule.parts)?, ..rule })
+                let gathers_tokens = match fields.get("output_layouts").map(Value::as_str) {
+                    None => false,
+                    Some(Some("Replicate")) if rule.style == ParallelStyle::SequenceParallel => true,
+                    Some(_) => return Err(malformed().into()),
+                };
+                let (unit, parts) = (number("unit", rule.unit)?, number("parts", rule.parts)?);
+                Ok(Self { unit, parts, gathers_tokens, ..rule })
             }
             _ => Err(malformed().into()),
         }
@@ -134,7 +158,8 @@ impl LayerRule {
 
 impl From<ParallelStyle> for LayerRule {
     fn from(style: ParallelStyle) -> Self {
-        Self { style, unit: 1, parts: if style == ParallelStyle::PackedColwise { 2 } else { 1 } }
+        let parts = if style == ParallelStyle::PackedColwise { 2 } else { 1 };
+        Self { style, unit: 1, parts, gathers_tokens: false }
     }
 }
 
@@ -156,7 +181,11 @@ impl From<ParallelStyle> for LayerRule {
 /// # Ok::<(), accelerate_core::Error>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct TensorParallelPlan(Vec<(String, LayerRule)>);
+pub struct TensorParallelPlan {
+    rules: Vec<(String, LayerRule)>,
+    /// Those that count where tokens are to be divided, too.
+    sequence_rules: Vec<(String, LayerRule)>,
+}
 
 /// What computes a layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -200,8 +229,10 @@ pub struct DividedLayer {
     /// Of how many equal parts the divided features consist.
     pub parts: usize,
     /// By rank: which features of each part it has. Output features of colwise styles, input features of rowwise ones; of an
-    /// embedding rows or columns.
+    /// embedding rows or columns. Empty for a layer that each rank has whole.
     pub slices: Vec<Range<usize>>,
+    /// As in its [`LayerRule`].
+    pub gathers_tokens: bool,
 }
 
 impl DividedLayer {
@@ -218,13 +249,57 @@ impl TensorParallelPlan {
     /// The same with one more rule.
     #[must_use]
     pub fn with(mut self, pattern: impl Into<String>, rule: impl Into<LayerRule>) -> Self {
-        self.0.push((pattern.into(), rule.into()));
+        self.rules.push((pattern.into(), rule.into()));
         self
+    }
+
+    /// The same with one more rule that counts only once [`with_sequence_parallelism`](Self::with_sequence_parallelism) is called.
+    #[must_use]
+    pub fn with_sequence_rule(mut self, pattern: impl Into<String>, rule: impl Into<LayerRule>) -> Self {
+        self.sequence_rules.push((pattern.into(), rule.into()));
+        self
+    }
+
+    /// The same where ranks divide the tokens between divided layers, too: with its rules for that, or with those of `known` if it has
+    /// none.
+    ///
+    /// ```
+    /// use accelerate_core::tensor_parallel::{ParallelStyle, TensorParallelPlan};
+    /// let plan = TensorParallelPlan::llama(64, 1);
+    /// assert!(!plan.divides_sequence());
+    /// assert!(plan.with_sequence_parallelism(None)?.divides_sequence());
+    /// # Ok::<(), accelerate_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::is_plan`](crate::Error::is_plan): neither has any, and no rule of this plan is
+    /// [`SequenceParallel`](ParallelStyle::SequenceParallel).
+    pub fn with_sequence_parallelism(mut self, known: Option<&Self>) -> Result<Self> {
+        if self.divides_sequence() {
+            return Ok(self);
+        }
+        let rules = match known {
+            Some(known) if self.sequence_rules.is_empty() => known.sequence_rules.clone(),
+            _ => std::mem::take(&mut self.sequence_rules),
+        };
+        if rules.is_empty() {
+            return Err(Kind::NoSequenceRules.into());
+        }
+        self.rules.extend(rules);
+        Ok(self)
+    }
+
+    /// Do ranks divide the tokens of what is between divided layers? They do as soon as one layer is
+    /// [`SequenceParallel`](ParallelStyle::SequenceParallel). A rowwise layer and an embedding then leave some tokens to each rank, and
+    /// a colwise layer collects them: what is kept for the backward pass becomes less, and as much travels as without
+    /// (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198).
+    pub fn divides_sequence(&self) -> bool {
+        self.rules.iter().any(|(_, rule)| rule.style == ParallelStyle::SequenceParallel)
     }
 
     /// Has it no rule?
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.rules.is_empty()
     }
 
     /// The plan of a configuration file: styles by pattern. A value is `"colwise"`, or
@@ -242,14 +317,14 @@ impl TensorParallelPlan {
     /// [`Error::is_config`](crate::Error::is_config): a style that is not known or not available, by its pattern.
     pub fn from_json(map: &Map<String, Value>) -> Result<Self> {
         let rules = map.iter().map(|(pattern, value)| Ok((pattern.clone(), LayerRule::of_json(pattern, value)?)));
-        Ok(Self(rules.collect::<Result<_>>()?))
+        Ok(Self { rules: rules.collect::<Result<_>>()?, sequence_rules: Vec::new() })
     }
 
     /// The same with the units and parts of `known` where this plan divides the same layers in the same direction and says none of
     /// its own: a model knows which features are a head.
     #[must_use]
     pub fn with_units_of(mut self, known: &Self, layers: &[LayerEntry]) -> Self {
-        for (pattern, rule) in &mut self.0 {
+        for (pattern, rule) in &mut self.rules {
             let is_same = |other: &LayerRule| {
                 (rule.style.is_colwise() && other.style.is_colwise())
                     || (rule.style.is_rowwise() && other.style.is_rowwise())
@@ -276,13 +351,13 @@ impl TensorParallelPlan {
 
     /// The rules that are for one of these layers: a head that shares the embedding's weight is not in files.
     fn of_layers(mut self, layers: &[LayerEntry]) -> Self {
-        self.0.retain(|(pattern, _)| layers.iter().any(|layer| matches(pattern, &layer.path)));
+        self.rules.retain(|(pattern, _)| layers.iter().any(|layer| matches(pattern, &layer.path)));
         self
     }
 
     fn rules_for<'a>(&'a self, path: &'a str) -> impl Iterator<Item = (&'a str, &'a LayerRule)> {
         let own = move |(pattern, _): &&(String, LayerRule)| matches(pattern, path);
-        self.0.iter().filter(own).map(|(pattern, rule)| (pattern.as_str(), rule))
+        self.rules.iter().filter(own).map(|(pattern, rule)| (pattern.as_str(), rule))
     }
 
     /// Which features of each layer each of `tp_size` ranks has. Sizes need not divide evenly: the first ranks have one unit more.
@@ -292,7 +367,7 @@ impl TensorParallelPlan {
     /// [`Error::is_plan`](crate::Error::is_plan): a pattern that is the path of no layer; two rules for one layer, or for two layers
     /// that share a weight; a style that is not for such a layer; features that are no whole units, or fewer units than ranks.
     pub fn divide(&self, layers: &[LayerEntry], tp_size: usize) -> Result<Vec<DividedLayer>> {
-        for (pattern, rule) in &self.0 {
+        for (pattern, rule) in &self.rules {
             if rule.unit == 0 || rule.parts == 0 {
                 return Err(Kind::ZeroInRule { pattern: pattern.clone() }.into());
             }
@@ -326,6 +401,9 @@ impl TensorParallelPlan {
     }
 }
 
+/// Layers that compute each token by itself, and by PyTorch's documentation may be sequence-parallel.
+const KEEPS_TOKENS_APART: [&str; 3] = ["LayerNorm", "RMSNorm", "Dropout"];
+
 fn divide_layer(position: usize, layer: &LayerEntry, rule: LayerRule, tp_size: usize) -> Result<Option<DividedLayer>> {
     let mut style = rule.style;
     // Transformers has the same names for both kinds of layer.
@@ -336,10 +414,13 @@ fn divide_layer(position: usize, layer: &LayerEntry, rule: LayerRule, tp_size: u
             other => other,
         };
     }
+    let in_sequence = style == ParallelStyle::SequenceParallel;
     let kind = match layer.kind {
         _ if style == ParallelStyle::Replicate => return Ok(None),
-        LayerKind::Linear if !style.is_embedding() => None,
-        LayerKind::Embedding if style.is_embedding() => None,
+        _ if style == ParallelStyle::ReplicateWithGradAllReduce => None,
+        LayerKind::Other(kind) if in_sequence && KEEPS_TOKENS_APART.contains(&kind) => None,
+        LayerKind::Linear if !style.is_embedding() && !in_sequence => None,
+        LayerKind::Embedding if style.is_embedding() || in_sequence => None,
         LayerKind::Linear => Some("linear layer"),
         LayerKind::Embedding => Some("embedding"),
         LayerKind::Other(kind) => Some(kind),
@@ -347,8 +428,12 @@ fn divide_layer(position: usize, layer: &LayerEntry, rule: LayerRule, tp_size: u
     if let Some(kind) = kind {
         return Err(Kind::StyleOfOtherLayer { layer: layer.path.clone(), kind, style: style.as_str() }.into());
     }
+    if style.is_whole() {
+        let gathers_tokens = rule.gathers_tokens;
+        return Ok(Some(DividedLayer { layer: position, style, parts: 1, slices: Vec::new(), gathers_tokens }));
+    }
     let parts = if style == ParallelStyle::PackedColwise { rule.parts } else { 1 };
-    let divided = DividedLayer { layer: position, style, parts, slices: Vec::new() };
+    let divided = DividedLayer { layer: position, style, parts, slices: Vec::new(), gathers_tokens: false };
     let features = layer.sizes[divided.size_index()];
     let path = || layer.path.clone();
     if !parts.checked_mul(rule.unit).is_some_and(|unit| features.is_multiple_of(unit)) {
@@ -447,12 +532,49 @@ mod tests {
     #[case(json!({ "h.*.out": { "style": "rowwise", "unit": 4 } }), 3, "need 3 units of 4 features, of which there are 2")]
     #[case(json!({ "h.*.out": { "style": "rowwise", "unit": 0 } }), 2, "\"h.*.out\" has a 0")]
     #[case(json!({ "h.*.out": "sideways" }), 2, "\"sideways\"")]
-    #[case(json!({ "norm": "sequence_parallel" }), 2, "sequence_parallel")]
+    #[case(json!({ "h.*.out": "sequence_parallel" }), 2, "model.h.0.out is a linear layer, and the plan says sequence_parallel")]
+    #[case(json!({ "norm": { "style": "sequence_parallel", "output_layouts": "Shard(1)" } }), 2, "\"output_layouts\"")]
+    #[case(json!({ "norm": { "style": "replicate", "output_layouts": "Replicate" } }), 2, "\"output_layouts\"")]
+    #[case(json!({ "wte": "embedding_rowwise", "lm_head": "replicated_with_grad_allreduce" }), 2, "model.wte.weight")]
+    #[case(json!({ "norm": "moe_tp_experts" }), 2, "mixtures of experts")]
     #[case(json!({ "h.*.out": { "style": "rowwise", "units": 3 } }), 2, "\"units\":3")]
     #[case(json!({ "h.*.out": 7 }), 2, "found 7")]
     fn what_does_not_go_is_named(#[case] rules: Value, #[case] tp_size: usize, #[case] words: &str) {
         let error = divide(rules, tp_size).unwrap_err();
         assert!((error.is_plan() || error.is_config()) && error.to_string().contains(words), "{error}");
+    }
+
+    #[test]
+    fn layers_that_ranks_have_whole_may_compute_some_tokens_alone() {
+        let norm = |rule: Value| divide(json!({ "norm": rule }), 2).unwrap();
+        for (rule, style, gathers_tokens) in [
+            (json!("SequenceParallel"), ParallelStyle::SequenceParallel, false),
+            (
+                json!({ "style": "sequence_parallel", "output_layouts": "Replicate" }),
+                ParallelStyle::SequenceParallel,
+                true,
+            ),
+            (json!("replicated_with_grad_allreduce"), ParallelStyle::ReplicateWithGradAllReduce, false),
+        ] {
+            let wanted = DividedLayer { layer: 3, style, parts: 1, slices: Vec::new(), gathers_tokens };
+            assert_eq!(norm(rule), [wanted]);
+        }
+    }
+
+    #[test]
+    fn rules_for_the_sequence_count_where_it_is_divided() {
+        let known = TensorParallelPlan::default().with_sequence_rule("norm", ParallelStyle::SequenceParallel);
+        let own = TensorParallelPlan::default().with("lm_head", ParallelStyle::Colwise);
+        assert!(known.is_empty() && !known.divides_sequence());
+        let both = own.clone().with_sequence_parallelism(Some(&known)).unwrap();
+        assert!(both.divides_sequence());
+        assert_eq!(both.divide(&layers(), 2).unwrap().len(), 2);
+        // What the plan says itself is all that it says.
+        assert_eq!(both.clone().with_sequence_parallelism(Some(&known)).unwrap(), both);
+        for (plan, known) in [(&own, None), (&own, Some(&own))] {
+            let error = plan.clone().with_sequence_parallelism(known).unwrap_err();
+            assert!(error.is_plan() && error.to_string().contains("sequence_parallel"), "{error}");
+        }
     }
 
     #[test]

@@ -462,6 +462,7 @@ fn layers_and_sequences_are_divided_together(
     let plugin = TorchTensorParallelPlugin {
         tensor_parallel_degree: None,
         parallelize_plan: plan.and_then(|plan| plan.as_object().cloned()),
+        ..Default::default()
     };
     let builder = one().parallelism_config(axes).torch_tp_plugin(plugin);
     let found = testing::ranks(4, builder, |accelerator| run("llama", &accelerator, 4, data));

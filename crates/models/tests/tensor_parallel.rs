@@ -71,6 +71,17 @@ fn builder(degree: usize, plan: Option<Value>) -> accelerate::AcceleratorBuilder
     let plugin = TorchTensorParallelPlugin {
         tensor_parallel_degree: Some(degree),
         parallelize_plan: plan.and_then(|plan| plan.as_object().cloned()),
+        ..Default::default()
+    };
+    Accelerator::builder().torch_tp_plugin(plugin)
+}
+
+/// By the models' own plans, with tokens divided, too.
+fn builder_of_tokens(degree: usize, plan: Option<Value>) -> accelerate::AcceleratorBuilder {
+    let plugin = TorchTensorParallelPlugin {
+        tensor_parallel_degree: Some(degree),
+        parallelize_plan: plan.and_then(|plan| plan.as_object().cloned()),
+        sequence_parallelism: Some(true),
     };
     Accelerator::builder().torch_tp_plugin(plugin)
 }
@@ -150,6 +161,39 @@ fn causal_models_train_as_on_one_rank(
     }
 }
 
+/// Nine tokens, which do not divide evenly.
+#[rstest]
+#[case::gpt2_tied("tied", 2, 2, None)]
+#[case::gpt2_on_a_mesh("tied", 4, 2, None)]
+#[case::gpt2_untied("untied", 4, 4, None)]
+#[case::gpt2_logits_in_slices("tied", 2, 2, Some("colwise"))]
+#[case::llama("llama", 2, 2, None)]
+#[case::llama_on_three("llama", 3, 3, None)]
+fn causal_models_whose_tokens_are_divided_train_as_on_one_rank(
+    #[case] model: &str,
+    #[case] world_size: usize,
+    #[case] degree: usize,
+    #[case] head: Option<&str>,
+) {
+    const WINDOWS: i64 = 17;
+    let run = |accelerator: Accelerator| match model {
+        "llama" => train(&accelerator, llama(), WINDOWS),
+        tied => train(&accelerator, gpt2(tied == "tied"), WINDOWS),
+    };
+    let one = Accelerator::builder().gradient_accumulation_steps(3);
+    let wanted = testing::ranks(1, one, run).unwrap();
+    let plan = head.map(|head| {
+        json!({
+            "wte": "embedding_rowwise", "h.*.attn.c_attn": "colwise", "h.*.attn.c_proj": "rowwise", "h.*.mlp.c_fc": "colwise",
+            "h.*.mlp.c_proj": "rowwise", "lm_head": head,
+        })
+    });
+    let tokens = builder_of_tokens(degree, plan).gradient_accumulation_steps(3);
+    for own in testing::ranks(world_size, tokens, run).unwrap() {
+        assert_close(&own, &wanted[0], 1e-5, model);
+    }
+}
+
 #[test]
 fn bfloat16_and_checkpointed_activations_stay_within_their_spread() {
     let run = |accelerator: Accelerator| {
@@ -166,15 +210,21 @@ fn bfloat16_and_checkpointed_activations_stay_within_their_spread() {
     for own in testing::ranks(2, bf16(builder(2, None)), run).unwrap() {
         assert_close(&own, &wanted[0], 3.0 * spread, "bf16");
     }
-    for own in testing::ranks(2, builder(2, None).gradient_accumulation_steps(3), run).unwrap() {
-        assert_close(&own, &precise[0], 1e-5, "float32");
+    for own in testing::ranks(2, bf16(builder_of_tokens(2, None)), run).unwrap() {
+        assert_close(&own, &wanted[0], 3.0 * spread, "bf16 of tokens");
+    }
+    for builder in [builder(2, None), builder_of_tokens(2, None)] {
+        for own in testing::ranks(2, builder.gradient_accumulation_steps(3), run).unwrap() {
+            assert_close(&own, &precise[0], 1e-5, "float32");
+        }
     }
 }
 
 #[rstest]
-#[case(None)]
-#[case(Some(json!({ "wte": "rowwise", "lm_head": "colwise" })))]
-fn texts_are_continued_as_on_one_rank(#[case] plan: Option<Value>) {
+#[case(builder(2, None))]
+#[case(builder(2, Some(json!({ "wte": "rowwise", "lm_head": "colwise" }))))]
+#[case(builder_of_tokens(2, None))]
+fn texts_are_continued_as_on_one_rank(#[case] divided: accelerate::AcceleratorBuilder) {
     let run = |accelerator: Accelerator| {
         let model = accelerator.prepare(gpt2(true))?;
         let prompt = Tensor::from_slice2(&[[3i64, 1, 4], [1, 5, 9]]);
@@ -184,7 +234,7 @@ fn texts_are_continued_as_on_one_rank(#[case] plan: Option<Value>) {
         Ok(Vec::<i64>::try_from(tokens.view([-1]))?)
     };
     let wanted = testing::ranks(1, Default::default(), run).unwrap();
-    for own in testing::ranks(2, builder(2, plan), run).unwrap() {
+    for own in testing::ranks(2, divided, run).unwrap() {
         assert_eq!(own, wanted[0]);
     }
 }

@@ -14,6 +14,10 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
+
 using namespace te;
 
 namespace te {
@@ -137,6 +141,19 @@ extern "C" {
 
 void te_quant_set_widest_vectors(int32_t vectors) { set_widest_vectors(vectors); }
 
+// Memory that is written for the first time costs a trap for each of its pages; large ones are few.
+static void prefer_large_pages(const at::Tensor &memory) {
+#ifdef __linux__
+  constexpr uintptr_t LARGE = uintptr_t(2) << 20;
+  const uintptr_t start = reinterpret_cast<uintptr_t>(memory.const_data_ptr());
+  const uintptr_t first = (start + LARGE - 1) / LARGE * LARGE, last = (start + memory.nbytes()) / LARGE * LARGE;
+  if (first < last)
+    madvise(reinterpret_cast<void *>(first), last - first, MADV_HUGEPAGE);
+#else
+  (void)memory;
+#endif
+}
+
 int32_t te_quantize_4bit(void *source, const FourBitCode *code, int64_t block_size, void **packed, void **absmax) {
   return guard([&] {
     const at::Tensor flat = tensor(source).detach().contiguous();
@@ -146,6 +163,7 @@ int32_t te_quantize_4bit(void *source, const FourBitCode *code, int64_t block_si
     const int64_t count = flat.numel();
     at::Tensor codes = at::empty({count / 2 + count % 2, 1}, at::TensorOptions(at::kByte));
     at::Tensor scales = at::empty({blocks_of(count, block_size)}, at::TensorOptions(at::kFloat));
+    prefer_large_pages(codes);
     quantize_4bit(flat.const_data_ptr(), element, count, block_size, *code, codes.mutable_data_ptr<uint8_t>(),
                   scales.mutable_data_ptr<float>());
     *packed = hand_over(std::move(codes));

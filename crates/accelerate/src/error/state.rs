@@ -260,9 +260,20 @@ pub(crate) enum StateError {
     #[error(
         "ranks that compute one model together got different gradients of {parameter}, which each of them has whole (norms by rank: \
          {norms}): such a layer stands between divided ones, and sees some features on each rank. Gather the output in front of it \
-         (colwise_gather_output), or leave these layers whole (replicate)"
+         (colwise_gather_output), leave these layers whole (replicate), or say replicated_with_grad_allreduce for it: then they are \
+         summed"
     )]
     DifferentGradients { parameter: String, norms: String },
+
+    #[error("ranks divide the tokens of [.., tokens, features], and a layer got {found:?}")]
+    NoTokens { found: Vec<i64> },
+
+    #[error(
+        "a sequence-parallel plan divides tokens among ranks, and a layer got something else: {per_rank}. The embedding or the layer in \
+         front of it has to be in parallelize_plan, too (embedding_rowwise, rowwise or sequence_parallel), and nothing in between may mix \
+         tokens"
+    )]
+    TokensNotDivided { per_rank: String },
 
     #[error(
         "{feature} is not available with tensor parallelism, where ranks have slices of one model; use data parallelism alone"

@@ -1,7 +1,7 @@
 //! Random zeros while training.
 
 use super::layer::impl_layer;
-use super::{Path, TrainingFlag};
+use super::{AnyLayer, Path, TokenWise, TrainingFlag};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
 use tch::Tensor;
@@ -27,10 +27,11 @@ pub struct Dropout {
     pub p: f64,
     /// The store's mode.
     pub training: TrainingFlag,
+    token_wise: TokenWise,
 }
 
 impl Dropout {
-    /// Obeys the mode of `path`'s store; registers nothing.
+    /// Obeys the mode of `path`'s store. It has no parameters; its path is where plans of tensor parallelism find it.
     ///
     /// # Errors
     /// `p` is not a probability.
@@ -39,12 +40,14 @@ impl Dropout {
         if !(0.0..=1.0).contains(&p) {
             return Err(NnError::Probability { path: path.name().to_owned(), p }.into());
         }
-        Ok(Self { p, training: path.training_flag() })
+        let token_wise = TokenWise::new("Dropout", []);
+        path.register_layer(AnyLayer::TokenWise(token_wise.clone()));
+        Ok(Self { p, training: path.training_flag(), token_wise })
     }
 
     /// Any shape to the same shape.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        Ok(input.f_dropout(self.p, self.training.get())?)
+        self.token_wise.forward(input, |input| Ok(input.f_dropout(self.p, self.training.get())?))
     }
 }
 

@@ -136,6 +136,10 @@ impl Embedding {
         self.kernel.set_around(around);
     }
 
+    pub(crate) fn has_adapters(&self) -> bool {
+        self.kernel.both().1.is_some()
+    }
+
     /// Sets the padding row to zero, as after an initialisation of one's own.
     pub fn zero_padding_row(&self) -> Result<()> {
         let num_embeddings = self.weight.shape().first().copied().unwrap_or_default();

@@ -79,6 +79,7 @@ mod store;
 mod sync_batch_norm;
 mod tied_embedding;
 mod tiled;
+mod token_wise;
 
 pub use accelerate_core::layout::Layout;
 pub use activation::{Gelu, LogSoftmax, Relu, Sigmoid, Silu, Softmax, Tanh};
@@ -130,4 +131,6 @@ pub use state_dict::{LoadReport, LoadStateDictOptions, StateDict};
 pub(crate) use storage::{Resident, Storage, UnitMember};
 pub use store::{ParamStore, TrainingFlag};
 pub use tiled::{tiled, tiled_cross_entropy};
+pub(crate) use token_wise::AroundTokens;
+pub use token_wise::TokenWise;
 pub use torch_ext::InputSpec;

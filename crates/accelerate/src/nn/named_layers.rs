@@ -1,10 +1,10 @@
 //! The layers of a model by path: how others reach them, whatever struct of the program holds them.
 
-use super::{AnyBatchNorm, Conv1D, Embedding, Linear, LinearLayer, Param, ParamStore};
+use super::{AnyBatchNorm, Conv1D, Embedding, Linear, LinearLayer, Param, ParamStore, TokenWise};
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock};
 
-/// A layer that has parameters, as [`ParamStore::named_layers`] finds it. It shares its parameters, and the kernel that computes
+/// A layer that has parameters, or a dropout, as [`ParamStore::named_layers`] finds it. It shares its parameters, and the kernel that computes
 /// it, with the layer that the model holds.
 ///
 /// ```
@@ -29,6 +29,8 @@ pub enum AnyLayer {
     Conv1D(Conv1D),
     /// It may normalise by the batches of several processes.
     BatchNorm(AnyBatchNorm),
+    /// A norm over features, or a dropout: ranks may divide the tokens that it computes.
+    TokenWise(TokenWise),
     /// A layer that is always computed in the same way.
     Other {
         /// PyTorch's name of it, such as `LayerNorm`.
@@ -50,6 +52,7 @@ impl AnyLayer {
             Self::Embedding(_) => "Embedding",
             Self::Conv1D(_) => "Conv1D",
             Self::BatchNorm(norm) => norm.kind(),
+            Self::TokenWise(layer) => layer.kind,
             Self::Other { kind, .. } => kind,
         }
     }
@@ -59,7 +62,7 @@ impl AnyLayer {
         match self {
             Self::Linear(linear) => Some(LinearLayer::Linear(linear.clone())),
             Self::Conv1D(conv) => Some(LinearLayer::Conv1D(conv.clone())),
-            Self::Embedding(_) | Self::BatchNorm(_) | Self::Other { .. } => None,
+            Self::Embedding(_) | Self::BatchNorm(_) | Self::TokenWise(_) | Self::Other { .. } => None,
         }
     }
 
@@ -70,14 +73,15 @@ impl AnyLayer {
             Self::Embedding(embedding) => vec![embedding.weight.clone()],
             Self::Conv1D(conv) => vec![conv.weight.clone(), conv.bias.clone()],
             Self::BatchNorm(norm) => norm.params().to_vec(),
+            Self::TokenWise(layer) => layer.params.clone(),
             Self::Other { params, .. } => params.clone(),
         }
     }
 }
 
 impl ParamStore {
-    /// All layers that have parameters, with their paths, in the order in which they were made: `named_modules` of PyTorch, of
-    /// layers alone. To go on from a trained model without writing it anew, replace kernels: for low-rank adapters, quantised
+    /// All layers that have parameters and all dropouts, with their paths, in the order in which they were made: `named_modules` of
+    /// PyTorch, of layers alone. To go on from a trained model without writing it anew, replace kernels: for low-rank adapters, quantised
     /// weights, products over several devices. A kernel must not hold the store, which would never be freed.
     ///
     /// ```

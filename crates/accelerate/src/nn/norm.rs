@@ -1,7 +1,7 @@
 //! Normalisation over the features of one example: no state, the same in training and evaluation.
 
 use super::layer::impl_layer;
-use super::{AnyLayer, Init, Param, Path, functional};
+use super::{AnyLayer, Init, Param, Path, TokenWise, functional};
 use crate::error::{NnError, Result};
 use std::borrow::Borrow;
 use tch::Tensor;
@@ -47,6 +47,7 @@ pub struct LayerNorm {
     pub normalized_shape: Vec<i64>,
     /// Added to the variance.
     pub eps: f64,
+    token_wise: TokenWise,
 }
 
 impl LayerNorm {
@@ -61,8 +62,9 @@ impl LayerNorm {
     ) -> Result<Self> {
         let (path, normalized_shape) = (path.borrow(), normalized_shape.into());
         let (weight, bias) = affine(path, &normalized_shape, config.elementwise_affine, config.bias)?;
-        path.register_layer(AnyLayer::other("LayerNorm", [&weight, &bias]));
-        Ok(Self { weight, bias, normalized_shape, eps: config.eps })
+        let token_wise = TokenWise::new("LayerNorm", [&weight, &bias]);
+        path.register_layer(AnyLayer::TokenWise(token_wise.clone()));
+        Ok(Self { weight, bias, normalized_shape, eps: config.eps, token_wise })
     }
 
     /// `[.., normalized_shape]` to the same shape.
@@ -71,7 +73,8 @@ impl LayerNorm {
     /// The input's last dims are not `normalized_shape`.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
         let affine = (self.weight.as_ref(), self.bias.as_ref());
-        functional::layer_norm(input, &self.normalized_shape, affine, self.eps)
+        let norm = |input: &Tensor| functional::layer_norm(input, &self.normalized_shape, affine, self.eps);
+        self.token_wise.forward(input, norm)
     }
 }
 
@@ -112,6 +115,7 @@ pub struct RMSNorm {
     pub normalized_shape: Vec<i64>,
     /// Added to the mean square.
     pub eps: Option<f64>,
+    token_wise: TokenWise,
 }
 
 impl RMSNorm {
@@ -122,8 +126,9 @@ impl RMSNorm {
     pub fn new(path: impl Borrow<Path>, normalized_shape: impl Into<Vec<i64>>, config: RMSNormConfig) -> Result<Self> {
         let (path, normalized_shape) = (path.borrow(), normalized_shape.into());
         let (weight, _) = affine(path, &normalized_shape, config.elementwise_affine, false)?;
-        path.register_layer(AnyLayer::other("RMSNorm", [&weight]));
-        Ok(Self { weight, normalized_shape, eps: config.eps })
+        let token_wise = TokenWise::new("RMSNorm", [&weight]);
+        path.register_layer(AnyLayer::TokenWise(token_wise.clone()));
+        Ok(Self { weight, normalized_shape, eps: config.eps, token_wise })
     }
 
     /// `[.., normalized_shape]` to the same shape.
@@ -131,7 +136,8 @@ impl RMSNorm {
     /// # Errors
     /// The input's last dims are not `normalized_shape`.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        functional::rms_norm(input, &self.normalized_shape, self.weight.as_ref(), self.eps)
+        let norm = |input: &Tensor| functional::rms_norm(input, &self.normalized_shape, self.weight.as_ref(), self.eps);
+        self.token_wise.forward(input, norm)
     }
 }
 

@@ -294,7 +294,7 @@ impl Param {
     }
 
     /// Fills it, or its row `row`, now or once it has memory.
-    pub(super) fn initialise(&self, row: Option<i64>, init: Init) -> Result<()> {
+    pub(crate) fn initialise(&self, row: Option<i64>, init: Init) -> Result<()> {
         self.storage().initialise(row, init)
     }
 

@@ -2,7 +2,7 @@
 
 use super::model::formula;
 use accelerate::lora::{LoraBias, LoraConfig, PeftModel, get_peft_model};
-use accelerate::nn::{Conv1D, Embedding, Linear, LinearConfig, Module, ModuleFn, ParamStore, StateDict};
+use accelerate::nn::{Conv1D, Dropout, Embedding, Linear, LinearConfig, Module, ModuleFn, ParamStore, StateDict};
 use accelerate::optim::AdamW;
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{
@@ -20,6 +20,8 @@ fn model(device: Device) -> Result<(ParamStore, impl Module<Input = Tensor, Outp
     let store = ParamStore::new(device);
     let root = store.root();
     let embed = Embedding::new(&root / "embed", VOCAB, 6, Default::default())?;
+    // It drops nothing: a plan may divide the tokens from here on.
+    let drop = Dropout::new(&root / "drop", 0.0)?;
     let mut blocks = Vec::new();
     for block in 0..2 {
         let path = &root / "blocks" / block;
@@ -33,7 +35,7 @@ fn model(device: Device) -> Result<(ParamStore, impl Module<Input = Tensor, Outp
     let head = Linear::new(&root / "head", 6, VOCAB, Default::default())?;
     fill(&store)?;
     let module = ModuleFn::new(&store, move |tokens: &Tensor| {
-        let mut x = embed.forward(tokens)?;
+        let mut x = drop.forward(&embed.forward(tokens)?)?;
         for (qkv, out, up, gate, down) in &blocks {
             let packed = qkv.forward(&x)?.f_unflatten(-1, [3, -1])?;
             let mixed = packed.f_select(-2, 0)?.f_mul(&packed.f_select(-2, 1)?.f_sigmoid()?)?;
@@ -67,8 +69,11 @@ fn plan(head: &str, embed: &str) -> Value {
 }
 
 fn divided(degree: usize, plan: Value) -> AcceleratorBuilder {
-    let plugin =
-        TorchTensorParallelPlugin { tensor_parallel_degree: Some(degree), parallelize_plan: plan.as_object().cloned() };
+    let plugin = TorchTensorParallelPlugin {
+        tensor_parallel_degree: Some(degree),
+        parallelize_plan: plan.as_object().cloned(),
+        ..Default::default()
+    };
     Accelerator::builder().torch_tp_plugin(plugin)
 }
 
@@ -169,6 +174,36 @@ fn adapters_of_divided_layers_train_as_on_one_rank(#[case] config: LoraConfig, #
             train(&accelerator, config.clone(), |_| ())
         });
         assert_same(&found.unwrap(), &one, degree, 2e-6);
+    }
+}
+
+#[rstest]
+#[case::linear_layers(on(&["qkv", "out", "up", "gate", "down", "head"]))]
+#[case::own_biases(LoraConfig { lora_bias: true, ..on(&["qkv", "out", "up", "down"]) })]
+#[case::biases(LoraConfig { bias: LoraBias::LoraOnly, ..on(&["qkv", "out", "down"]) })]
+#[case::copies(LoraConfig { modules_to_save: vec!["head".into(), "blocks.0.out".into(), "blocks.1.qkv".into()], ..on(&["up", "down"]) })]
+fn adapters_train_where_ranks_divide_tokens(#[case] config: LoraConfig, #[values(2, 3)] degree: usize) {
+    let one = on_one_rank(&config);
+    let mut plan = plan("colwise_gather_output", "embedding_rowwise");
+    plan["drop"] = json!("sequence_parallel");
+    let found =
+        testing::ranks(degree, divided(degree, plan), |accelerator| train(&accelerator, config.clone(), |_| ()));
+    assert_same(&found.unwrap(), &one, degree, 2e-6);
+}
+
+#[rstest]
+#[case("embedding_rowwise")]
+#[case("sequence_parallel")]
+fn a_table_with_adapters_does_not_divide_tokens(#[case] embed: &str) {
+    let mut plan = plan("colwise_gather_output", embed);
+    plan["drop"] = json!("sequence_parallel");
+    let errors = testing::ranks(2, divided(2, plan), |accelerator| {
+        let (store, module) = model(accelerator.device())?;
+        get_peft_model(&store, everywhere())?;
+        Ok(accelerator.prepare(module).err().map(|error| error.to_string()))
+    });
+    for error in errors.unwrap() {
+        assert!(error.as_ref().is_some_and(|text| text.contains("embed, because it has adapters")), "{error:?}");
     }
 }
 

@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod misuse;
+mod tokens;
 mod training;
 
 use accelerate::nn::ParamStore;
@@ -10,8 +11,11 @@ use accelerate::{Accelerator, AcceleratorBuilder, Result, TorchTensorParallelPlu
 use serde_json::Value;
 
 fn builder(degree: usize, plan: &Value) -> AcceleratorBuilder {
-    let plugin =
-        TorchTensorParallelPlugin { tensor_parallel_degree: Some(degree), parallelize_plan: plan.as_object().cloned() };
+    let plugin = TorchTensorParallelPlugin {
+        tensor_parallel_degree: Some(degree),
+        parallelize_plan: plan.as_object().cloned(),
+        ..Default::default()
+    };
     Accelerator::builder().torch_tp_plugin(plugin)
 }
 

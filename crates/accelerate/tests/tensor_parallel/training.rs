@@ -50,8 +50,9 @@ fn model(accelerator: &Accelerator) -> Result<(ParamStore, impl Module<Input = T
     Ok((store, module))
 }
 
-fn plan() -> Value {
-    json!({
+/// Ranks may divide the tokens between these layers, too.
+fn plan(divides_tokens: bool) -> Value {
+    let mut plan = json!({
         "embed": "embedding_rowwise",
         "blocks.*.qkv": { "style": "packed_colwise", "parts": 3 },
         "blocks.*.out": "rowwise",
@@ -59,7 +60,11 @@ fn plan() -> Value {
         "blocks.*.gate": "colwise",
         "blocks.*.down": "rowwise",
         "head": "colwise_gather_output",
-    })
+    });
+    if divides_tokens {
+        plan["blocks.*.norm"] = json!("sequence_parallel");
+    }
+    plan
 }
 
 /// Logits of the first batch, losses, norms before clipping, and all parameters by name.
@@ -143,11 +148,12 @@ fn ranks_that_divide_layers_train_the_model_of_one_rank(
     #[case] degree: usize,
     #[case] accumulation: usize,
     #[case] shards: Shards,
+    #[values(false, true)] divides_tokens: bool,
 ) {
     let one = Accelerator::builder().gradient_accumulation_steps(accumulation);
     let (logits, losses, norms, parameters) =
         testing::ranks(1, one, |accelerator| train(&accelerator, 0.5)).unwrap().swap_remove(0);
-    let tp = shards.add_to(builder(degree, &plan())).gradient_accumulation_steps(accumulation);
+    let tp = shards.add_to(builder(degree, &plan(divides_tokens))).gradient_accumulation_steps(accumulation);
     let outcomes = testing::ranks(world_size, tp, |accelerator| train(&accelerator, 0.5)).unwrap();
     let num_shares = world_size / degree;
     for (rank, (own_logits, own_losses, own_norms, own_parameters)) in outcomes.iter().enumerate() {
@@ -310,7 +316,7 @@ fn ranks_that_divide_layers_get_the_same_rows_which_count_once() {
 /// Of four ranks, pairs compute layers together, and each pair shards what it has.
 #[test]
 fn the_plan_says_what_slices_and_shards_leave_on_a_rank() {
-    let builder = builder(2, &plan()).fsdp_plugin(Default::default());
+    let builder = builder(2, &plan(false)).fsdp_plugin(Default::default());
     let plans = testing::ranks(4, builder, |accelerator| {
         let (_store, module) = model(&accelerator)?;
         let _model = accelerator.prepare(module)?;
@@ -350,7 +356,7 @@ fn files_and_states_of_a_divided_model_are_those_of_a_whole_one(#[values(Shards:
         assert_eq!(full.len(), if accelerator.is_main_process() { state.len() } else { 0 });
         Ok(state.iter().map(|(name, tensor)| (name.to_owned(), values(tensor))).collect())
     };
-    let saved = testing::ranks(4, shards.add_to(builder(2, &plan())), save).unwrap();
+    let saved = testing::ranks(4, shards.add_to(builder(2, &plan(false))), save).unwrap();
     for world_size in [1usize, 3] {
         let load = |accelerator: Accelerator| -> Result<Vec<(String, Vec<f64>)>> {
             let (store, module) = model(&accelerator)?;
@@ -363,7 +369,7 @@ fn files_and_states_of_a_divided_model_are_those_of_a_whole_one(#[values(Shards:
         let loaded = if world_size == 1 {
             testing::ranks(1, Default::default(), load).unwrap()
         } else {
-            testing::ranks(world_size, builder(world_size, &plan()), load).unwrap()
+            testing::ranks(world_size, builder(world_size, &plan(false)), load).unwrap()
         };
         assert!(loaded.iter().all(|state| *state == saved[0]));
     }
@@ -408,7 +414,7 @@ fn a_checkpoint_of_any_mesh_goes_on_in_any_other() {
         (2, 1, Shards::Full),
     ];
     let run = |(world_size, degree, shards): Mesh, folder: &std::path::Path, loads: bool| {
-        let builder = if degree == 1 { Accelerator::builder() } else { builder(degree, &plan()) };
+        let builder = if degree == 1 { Accelerator::builder() } else { builder(degree, &plan(false)) };
         let builder = shards.add_to(builder);
         testing::ranks(world_size, builder, |accelerator| checkpointed(&accelerator, folder, loads)).unwrap()
     };
@@ -443,7 +449,8 @@ fn parameters_without_memory_are_made_slice_by_slice() {
 #[rstest]
 #[case(json!({ "blocks.*.upp": "colwise" }), "is the path of no layer")]
 #[case(json!({ "blocks.*.up": "colwise", "blocks.0.up": "rowwise" }), "two rules for blocks.0.up")]
-#[case(json!({ "blocks.*.norm": "sequence_parallel" }), "not available")]
+#[case(json!({ "blocks.*.norm": "moe_tp_experts" }), "not available")]
+#[case(json!({ "blocks.*.up": "sequence_parallel" }), "blocks.0.up is a linear layer")]
 #[case(json!({ "blocks.*.qkv": { "style": "packed_colwise", "parts": 3, "unit": 7 } }), "need 2 units of 7 features, of which there are 1")]
 #[case(json!({}), "nobody says how the model's layers are divided")]
 fn what_cannot_be_divided_is_named_on_every_rank(#[case] plan: Value, #[case] words: &str) {
@@ -458,7 +465,7 @@ fn what_cannot_be_divided_is_named_on_every_rank(#[case] plan: Value, #[case] wo
 
 #[test]
 fn different_inputs_are_named_on_every_rank() {
-    let errors = testing::ranks(2, builder(2, &plan()), |accelerator| {
+    let errors = testing::ranks(2, builder(2, &plan(false)), |accelerator| {
         let (_, module) = model(&accelerator)?;
         let model = accelerator.prepare(module)?;
         let tokens = Tensor::from_slice(&[1i64 + accelerator.process_index() as i64, 2]);
@@ -474,7 +481,7 @@ fn different_inputs_are_named_on_every_rank() {
 
 #[test]
 fn what_does_not_go_with_slices_is_refused() {
-    testing::ranks(2, builder(2, &plan()), |accelerator| {
+    testing::ranks(2, builder(2, &plan(false)), |accelerator| {
         let (store, module) = model(&accelerator)?;
         let model = accelerator.prepare(module)?;
         let error = LocalSGD::new(&accelerator, &model, 2).unwrap_err().to_string();

@@ -97,5 +97,8 @@ record! {
         tensor_parallel_degree: usize = 1 => setting().keys(&["tensor_parallel_degree", "tp_size"]).at_least(1);
         /// How each layer is divided: styles such as colwise and rowwise by patterns of paths. Default: the model's own plan.
         parallelize_plan: Map<String, Value> => setting();
+        /// Divide the tokens between divided layers, too (sequence parallelism of Megatron): norms and dropouts keep less for the
+        /// backward pass. By the rules of the plan, or by the model's own.
+        sequence_parallelism: bool = false => setting();
     }
 }

@@ -17,6 +17,11 @@ pub(crate) enum TensorParallelErrorKind {
     StyleNotAvailable { pattern: String, style: String, why: &'static str },
     #[error("the rule for {pattern:?} has a 0; units and parts are counted from 1")]
     ZeroInRule { pattern: String },
+    #[error(
+        "the tokens between layers are to be divided (sequence_parallelism), and no plan says which norms and dropouts compute some of \
+         them; add rules such as \"layers.*.norm\": \"sequence_parallel\" to parallelize_plan"
+    )]
+    NoSequenceRules,
     #[error("{pattern:?} is the path of no layer of the model; its layers are {}", listed(known, LIST_BYTES))]
     NoSuchLayer { pattern: String, known: Vec<String> },
     #[error("the plan has two rules for {layer}, by {first:?} and {second:?}; leave one of them out")]
@@ -28,7 +33,8 @@ pub(crate) enum TensorParallelErrorKind {
     TwoLayouts { weight: String, first: String, second: String },
     #[error(
         "{layer} is {} {kind}, and the plan says {style}; linear layers are divided by colwise and rowwise styles, embeddings by \
-         embedding_rowwise and embedding_colwise, and other layers stay whole (replicate)",
+         embedding_rowwise and embedding_colwise, and other layers stay whole (replicate); norms, dropouts and embeddings may compute \
+         some tokens each (sequence_parallel)",
         if kind.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" }
     )]
     StyleOfOtherLayer { layer: String, kind: &'static str, style: &'static str },

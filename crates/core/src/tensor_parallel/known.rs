@@ -17,6 +17,7 @@ impl TensorParallelPlan {
             .with("h.*.mlp.c_fc", ParallelStyle::Colwise)
             .with("h.*.mlp.c_proj", ParallelStyle::Rowwise)
             .with("lm_head", ParallelStyle::ColwiseGatherOutput)
+            .in_sequence(&["wpe", "drop", "h.*.ln_1", "h.*.attn.resid_dropout", "h.*.ln_2", "h.*.mlp.dropout", "ln_f"])
     }
 
     /// How ranks divide the layers of a Llama whose heads have `head_dim` features, and of which `group_size` heads of queries share one
@@ -34,6 +35,11 @@ impl TensorParallelPlan {
             .with("layers.*.mlp.up_proj", ParallelStyle::Colwise)
             .with("layers.*.mlp.down_proj", ParallelStyle::Rowwise)
             .with("lm_head", ParallelStyle::ColwiseGatherOutput)
+            .in_sequence(&["layers.*.input_layernorm", "layers.*.post_attention_layernorm", "norm"])
+    }
+
+    fn in_sequence(self, patterns: &[&str]) -> Self {
+        patterns.iter().fold(self, |plan, &pattern| plan.with_sequence_rule(pattern, ParallelStyle::SequenceParallel))
     }
 }
 

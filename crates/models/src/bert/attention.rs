@@ -32,7 +32,7 @@ impl Attention {
             value: projection("value")?,
             output: linear(&output / "dense", hidden, hidden, config)?,
             norm: layer_norm(&output / "LayerNorm", config)?,
-            dropout: Dropout::new(&output, config.hidden_dropout_prob)?,
+            dropout: Dropout::new(&output / "dropout", config.hidden_dropout_prob)?,
             head_dim: hidden / config.num_attention_heads,
             probs_dropout: config.attention_probs_dropout_prob,
             training: path.training_flag(),

@@ -74,7 +74,7 @@ impl BertForSequenceClassification {
         Ok(Self {
             store: path.store().clone(),
             bert: BertModel::new(&(path / "bert"), config)?,
-            dropout: Dropout::new(path, dropout)?,
+            dropout: Dropout::new(path / "dropout", dropout)?,
             classifier: linear(path / "classifier", config.hidden_size, config.num_labels() as i64, config)?,
             head_dim: features(config.hidden_size.checked_div(config.num_attention_heads)),
             problem_type: config.problem_type,

@@ -25,7 +25,7 @@ impl Embeddings {
             positions: embedding(path / "position_embeddings", config.max_position_embeddings, None, config)?,
             token_types: embedding(path / "token_type_embeddings", config.type_vocab_size, None, config)?,
             norm: layer_norm(path / "LayerNorm", config)?,
-            dropout: Dropout::new(path, config.hidden_dropout_prob)?,
+            dropout: Dropout::new(path / "dropout", config.hidden_dropout_prob)?,
         })
     }
 

@@ -48,7 +48,7 @@ impl EncoderLayer {
             activation: config.hidden_act,
             output: linear(&output / "dense", intermediate, hidden, config)?,
             norm: layer_norm(&output / "LayerNorm", config)?,
-            dropout: Dropout::new(&output, config.hidden_dropout_prob)?,
+            dropout: Dropout::new(&output / "dropout", config.hidden_dropout_prob)?,
         })
     }
 

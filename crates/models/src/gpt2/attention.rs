@@ -29,7 +29,7 @@ impl Attention {
         Ok(Self {
             c_attn: Conv1D::new(path / "c_attn", width, 3 * width, normal(config.initializer_range))?,
             c_proj: Conv1D::new(path / "c_proj", width, width, normal(residual_std(config)))?,
-            dropout: Dropout::new(path, config.resid_pdrop)?,
+            dropout: Dropout::new(path / "resid_dropout", config.resid_pdrop)?,
             layer,
             head_dim: width / config.n_head,
             scale: of_head / of_layer,
@@ -46,9 +46,8 @@ impl Attention {
         kernel: &dyn AttentionKernel,
         cache: Option<&mut KeyValueCache>,
     ) -> Result<Tensor> {
-        let (batch, length, _) = hidden.size3()?;
-        // As many heads as this rank has.
-        let packed = self.c_attn.forward(hidden)?.f_view([batch, length, 3, -1, self.head_dim])?;
+        // As many heads as this rank has, and all tokens also where it has some of those in `hidden`.
+        let packed = self.c_attn.forward(hidden)?.f_unflatten(-1, [3, -1, self.head_dim])?;
         let part = |index: i64| packed.f_select(2, index)?.f_transpose(1, 2);
         let (query, mut key, mut value) = (part(0)?, part(1)?, part(2)?);
         if let Some(cache) = cache {

@@ -29,7 +29,7 @@ impl Block {
             c_fc: Conv1D::new(&mlp / "c_fc", width, inner, normal(config.initializer_range))?,
             activation: config.activation_function,
             c_proj: Conv1D::new(&mlp / "c_proj", inner, width, normal(residual_std(config)))?,
-            dropout: Dropout::new(&mlp, config.resid_pdrop)?,
+            dropout: Dropout::new(&mlp / "dropout", config.resid_pdrop)?,
         })
     }
 

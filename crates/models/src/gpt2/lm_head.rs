@@ -91,7 +91,8 @@ impl Pipelined for GPT2LMHeadModel {
     }
 
     fn blocks(&self, blocks: Range<usize>, carried: Vec<Tensor>) -> Result<Vec<Tensor>> {
-        self.transformer.through(blocks, carried)
+        let (_, length, _) = carried[0].size3()?;
+        self.transformer.through(blocks, carried, length)
     }
 
     fn end(&self, carried: Vec<Tensor>) -> Result<Tensor> {

@@ -50,7 +50,7 @@ impl GPT2Model {
         Ok(Self {
             wte: Embedding::new(path / "wte", config.vocab_size, config.n_embd, table)?,
             wpe: Embedding::new(path / "wpe", config.n_positions, config.n_embd, table)?,
-            dropout: Dropout::new(path, config.embd_pdrop)?,
+            dropout: Dropout::new(path / "drop", config.embd_pdrop)?,
             blocks: (0..config.n_layer).map(block).collect::<Result<_>>()?,
             ln_f: layer_norm(&(path / "ln_f"), config)?,
             attention: ScaledDotProductAttention::new(path),
@@ -71,7 +71,8 @@ impl GPT2Model {
     /// A token that the model does not have; texts longer than it allows.
     pub fn forward(&self, input_ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Tensor> {
         let carried = self.begin(input_ids, attention_mask)?;
-        self.end(&self.through(0..self.blocks.len(), carried)?)
+        let (_, length) = input_ids.size2()?;
+        self.end(&self.through(0..self.blocks.len(), carried, length)?)
     }
 
     pub(super) fn block_paths(&self) -> Vec<String> {
@@ -86,9 +87,9 @@ impl GPT2Model {
         Ok(std::iter::once(hidden).chain(attention_mask.map(Tensor::shallow_clone)).collect())
     }
 
-    /// Some of the blocks.
-    pub(super) fn through(&self, blocks: Range<usize>, mut carried: Vec<Tensor>) -> Result<Vec<Tensor>> {
-        let ((_, length, _), device, kernel) = (carried[0].size3()?, carried[0].device(), self.attention_kernel());
+    /// Some of the blocks. `length` is that of the texts: ranks that divide layers may have vectors of some of their tokens alone.
+    pub(super) fn through(&self, blocks: Range<usize>, mut carried: Vec<Tensor>, length: i64) -> Result<Vec<Tensor>> {
+        let (device, kernel) = (carried[0].device(), self.attention_kernel());
         let mask = Mask::of_own_tokens(&*kernel, length, carried.get(1), None, device)?;
         let (is_causal, mask) = (matches!(mask, Mask::Causal), mask.tensor());
         for block in &self.blocks[blocks] {

@@ -49,10 +49,9 @@ impl Attention {
         kernel: &dyn AttentionKernel,
         cache: Option<&mut KeyValueCache>,
     ) -> Result<Tensor> {
-        let (batch, length, _) = hidden.size3()?;
+        // As many heads as this rank has, and all tokens also where it has some of those in `hidden`.
         let heads = |layer: &Linear| -> Result<Tensor> {
-            let projected = layer.forward(hidden)?;
-            Ok(projected.f_view([batch, length, -1, self.head_dim])?.f_transpose(1, 2)?)
+            Ok(layer.forward(hidden)?.f_unflatten(-1, [-1, self.head_dim])?.f_transpose(1, 2)?)
         };
         let query = angles.turn(&heads(&self.q_proj)?)?;
         let (mut key, mut value) = (angles.turn(&heads(&self.k_proj)?)?, heads(&self.v_proj)?);

@@ -88,7 +88,8 @@ impl Pipelined for LlamaForCausalLM {
     }
 
     fn blocks(&self, blocks: Range<usize>, carried: Vec<Tensor>) -> Result<Vec<Tensor>> {
-        self.model.through(blocks, carried)
+        let (_, length, _) = carried[0].size3()?;
+        self.model.through(blocks, carried, length)
     }
 
     fn end(&self, carried: Vec<Tensor>) -> Result<Tensor> {

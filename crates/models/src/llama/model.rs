@@ -74,7 +74,8 @@ impl LlamaModel {
     /// A token that the model does not have.
     pub fn forward(&self, input_ids: &Tensor, attention_mask: Option<&Tensor>) -> Result<Tensor> {
         let carried = self.begin(input_ids, attention_mask)?;
-        self.end(&self.through(0..self.layers.len(), carried)?)
+        let (_, length) = input_ids.size2()?;
+        self.end(&self.through(0..self.layers.len(), carried, length)?)
     }
 
     pub(super) fn block_paths(&self) -> Vec<String> {
@@ -88,9 +89,9 @@ impl LlamaModel {
         Ok(std::iter::once(hidden).chain(attention_mask.map(Tensor::shallow_clone)).collect())
     }
 
-    /// Some of the layers.
-    pub(super) fn through(&self, layers: Range<usize>, mut carried: Vec<Tensor>) -> Result<Vec<Tensor>> {
-        let ((_, length, _), device, kernel) = (carried[0].size3()?, carried[0].device(), self.attention_kernel());
+    /// Some of the layers. `length` is that of the texts: ranks that divide layers may have vectors of some of their tokens alone.
+    pub(super) fn through(&self, layers: Range<usize>, mut carried: Vec<Tensor>, length: i64) -> Result<Vec<Tensor>> {
+        let (device, kernel) = (carried[0].device(), self.attention_kernel());
         let positions = own_positions(&*kernel, length, device)?.f_unsqueeze(0)?;
         let Angles { cos, sin } = self.rotary.at(&positions, carried[0].f_kind()?)?;
         let attention_mask = carried.get(1).map(Tensor::shallow_clone);

@@ -40,7 +40,7 @@ impl Embeddings {
             position_embeddings: path
                 .param("position_embeddings", ([1, config.num_patches() + 1, hidden], truncated))?,
             projection: Conv2d::new(patches, config.num_channels, hidden, config.patch_size, projection)?,
-            dropout: Dropout::new(path, config.hidden_dropout_prob)?,
+            dropout: Dropout::new(path / "dropout", config.hidden_dropout_prob)?,
             image_size: config.image_size,
         })
     }

@@ -29,7 +29,7 @@ impl ViTLayer {
             output: linear(path / "output" / "dense", (inner, hidden), true, config)?,
             layernorm_before: layer_norm(path / "layernorm_before", config)?,
             layernorm_after: layer_norm(path / "layernorm_after", config)?,
-            dropout: Dropout::new(path, config.hidden_dropout_prob)?,
+            dropout: Dropout::new(path / "dropout", config.hidden_dropout_prob)?,
         })
     }
 }

@@ -16,7 +16,6 @@ use crate::session::{Object, PreparedParameters};
 use accelerate_core::config::{ResolvedDeepSpeedConfig, ShardingStrategy};
 use accelerate_core::mesh::Axis;
 use accelerate_core::schedule::SchedulerUnit;
-use accelerate_core::tensor_parallel::TensorParallelPlan;
 use std::sync::Arc;
 
 /// One call of `prepare`: the accelerator, and the one configuration by which all objects of the call are prepared.
@@ -86,12 +85,10 @@ impl Preparation<'_> {
         if mesh.shape().size(Axis::Tp) == 1 {
             return Ok(None);
         }
-        let plan = config.tensor_parallel.parallelize_plan.clone().unwrap_or_default();
-        let plan = TensorParallelPlan::from_json(&plan)?;
         let sharding = config.fsdp_in_use().filter(|plugin| plugin.sharding_strategy != ShardingStrategy::NoShard);
         let is_sharded = sharding.is_some() && mesh.shape().data().shard_size() > 1;
         let own = model.tensor_parallel_plan();
-        TensorParallel::start(mesh, model.params(), (plan, own.as_ref()), is_sharded).map(Some)
+        TensorParallel::start(mesh, model.params(), (&config.tensor_parallel, own.as_ref()), is_sharded).map(Some)
     }
 
     pub(super) fn data_loader<B: Send + 'static, K: LoaderKind>(

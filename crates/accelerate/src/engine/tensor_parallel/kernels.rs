@@ -142,7 +142,8 @@ impl EmbeddingKernel for EmbeddingColwise {
     fn embedding(&self, indices: &Tensor, weight: &Param, padding_idx: Option<i64>) -> Result<Tensor> {
         let padding = self.0.begin_lookup(indices, weight, padding_idx)?.unwrap_or(-1);
         let own = Tensor::f_embedding(&weight.slice()?, indices, padding, false, false)?;
-        self.0.region.gather(&own, -1, &self.0.slices)
+        let rows = self.0.region.gather(&own, -1, &self.0.slices)?;
+        if self.0.region.divides_tokens() { self.0.region.own_tokens(&rows) } else { Ok(rows) }
     }
 }
 

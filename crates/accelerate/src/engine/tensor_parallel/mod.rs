@@ -11,12 +11,14 @@ mod storage;
 #[cfg(test)]
 #[allow(clippy::unwrap_used)]
 mod tests;
+mod tokens;
 
 use super::replicate::{check_same_model, copy_from};
 use crate::error::{Result, StateError};
 use crate::group::Group;
 use crate::nn::{AnyLayer, Embedding, InnerPlace, Linear, LinearKernel, LinearLayer, Param, ParamStore};
 use crate::session::DeviceMesh;
+use accelerate_core::config::TensorParallelSettings;
 use accelerate_core::mesh::{Axis, Mesh};
 use accelerate_core::tensor_parallel::{DividedLayer, LayerEntry, LayerKind, ParallelStyle, TensorParallelPlan};
 use kernels::{Colwise, Divided, EmbeddingColwise, EmbeddingRowwise, Rowwise};
@@ -25,8 +27,9 @@ pub(super) use region::{compare_numbers, hash_of};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use storage::{SliceStorage, Slices};
+use storage::{SliceStorage, Slices, SummedGradientStorage};
 use tch::{Kind, Tensor};
+use tokens::{DropoutOfTokens, EmbeddingOfTokens, NormOfTokens};
 
 /// A model whose layers several ranks compute together.
 #[derive(Clone, Debug)]
@@ -42,8 +45,8 @@ pub(crate) struct TensorParallel {
 const NUM_CHECKS: usize = 3;
 
 impl TensorParallel {
-    /// Divides the layers of a model over the ranks along [`Axis::Tp`], with the values of rank 0 of the job. `plan` is the program's,
-    /// `own` the model's. `is_sharded`: the slices are sharded, too. Collective.
+    /// Divides the layers of a model over the ranks along [`Axis::Tp`], with the values of rank 0 of the job. `settings` have the
+    /// program's plan, `own` is the model's. `is_sharded`: the slices are sharded, too. Collective.
     ///
     /// # Errors
     /// Ranks with different models or plans; no plan at all; those of [`TensorParallelPlan::divide`]; a layer that is quantised, or
@@ -51,33 +54,34 @@ impl TensorParallel {
     pub(crate) fn start(
         mesh: &DeviceMesh,
         store: &ParamStore,
-        (plan, own): (TensorParallelPlan, Option<&TensorParallelPlan>),
+        (settings, own): (&TensorParallelSettings, Option<&TensorParallelPlan>),
         is_sharded: bool,
     ) -> Result<Self> {
         let (job, tp_size) = (mesh.job(), mesh.shape().size(Axis::Tp));
         let layers = store.named_layers();
-        let divided = divide(&layers, plan, own, tp_size);
+        let divided = divide(&layers, settings, own, tp_size);
         let divided = job.agree_on_success("prepare", divided)?;
         let description = format!("{divided:?}");
         let cure = "give all ranks the same parallelize_plan";
         job.agree("prepare of a tensor-parallel model", &description, cure)?;
         check_same_model(job, store)?;
-        let region = Region::new(mesh.group(&[Axis::Tp])?)?;
-        let slices = slices(&layers, &divided);
+        let divides_tokens = divided.iter().any(|layer| layer.style == ParallelStyle::SequenceParallel);
+        let region = Region::new(mesh.group(&[Axis::Tp])?, divides_tokens)?;
+        let parts = parts(&layers, &divided, divides_tokens);
         // Of a model that is sharded, too, the ranks that divide a layer share their slices with others.
         let sharing = [Mesh::SHARD, &[Axis::Tp]].concat();
         let holders = if is_sharded { mesh.group(&sharing)? } else { region.group().clone() };
         let ranks = (region.clone(), holders);
         copy_from(job, store, 0)?;
         for param in store.parameters().iter().filter(|param| !param.is_deferred()) {
-            divide_parameter(param, &param.local(), &slices, &ranks)?;
+            divide_parameter(param, &param.local(), &parts, &ranks)?;
         }
         store.initialise_each(|param, full| {
             job.broadcast(&full, 0)?;
-            match slices.contains_key(param.name()) {
-                true => divide_parameter(param, &full, &slices, &ranks),
-                false => param.set_replicated(full),
+            if !matches!(parts.get(param.name()), Some(Part::Slices(_))) {
+                param.set_replicated(full.shallow_clone())?;
             }
+            divide_parameter(param, &full, &parts, &ranks)
         })?;
         for layer in &divided {
             set_kernel(&layers[layer.layer].1, layer, &region);
@@ -151,10 +155,11 @@ impl TensorParallel {
 /// Which ranks have which features of each layer.
 fn divide(
     layers: &[(String, AnyLayer)],
-    plan: TensorParallelPlan,
+    settings: &TensorParallelSettings,
     own: Option<&TensorParallelPlan>,
     tp_size: usize,
 ) -> Result<Vec<DividedLayer>> {
+    let plan = TensorParallelPlan::from_json(&settings.parallelize_plan.clone().unwrap_or_default())?;
     let entries: Vec<LayerEntry> = layers.iter().map(|(path, layer)| entry(path, layer)).collect();
     let plan = match (plan.is_empty(), own) {
         (true, None) => return Err(StateError::NoTensorParallelPlan.into()),
@@ -162,10 +167,11 @@ fn divide(
         (false, Some(own)) => plan.with_units_of(own, &entries),
         (false, None) => plan,
     };
+    let plan = if settings.sequence_parallelism { plan.with_sequence_parallelism(own)? } else { plan };
     let divided = plan.divide(&entries, tp_size)?;
     for layer in &divided {
         let (path, layer) = &layers[layer.layer];
-        if let Some(obstacle) = obstacle(layer) {
+        if let Some(obstacle) = obstacle(layer, plan.divides_sequence()) {
             return Err(StateError::NotDivisible { path: path.clone(), obstacle }.into());
         }
     }
@@ -188,7 +194,10 @@ fn entry(path: &str, layer: &AnyLayer) -> LayerEntry {
 }
 
 /// Why ranks cannot divide the layer, if they cannot.
-fn obstacle(layer: &AnyLayer) -> Option<&'static str> {
+fn obstacle(layer: &AnyLayer, divides_tokens: bool) -> Option<&'static str> {
+    if matches!(layer, AnyLayer::Embedding(embedding) if divides_tokens && embedding.has_adapters()) {
+        return Some("it has adapters, which look up all tokens, and the plan divides those");
+    }
     let (is_dense, is_merged) = match (layer, layer.linear()) {
         (AnyLayer::Embedding(embedding), _) => (embedding.kernel().is_dense(), false),
         (_, Some(linear)) => (linear.is_dense(), linear.inner_layers().is_none()),
@@ -203,16 +212,33 @@ fn obstacle(layer: &AnyLayer) -> Option<&'static str> {
     (!is_dense).then_some("it is computed by a kernel of its own")
 }
 
+/// What a rank has of a parameter, where that is not as on one rank.
+enum Part {
+    Slices(Slices),
+    /// All of it, and a part of its gradient.
+    SummedGradient,
+}
+
 /// By the name of a parameter.
-fn slices(layers: &[(String, AnyLayer)], divided: &[DividedLayer]) -> HashMap<String, Slices> {
-    let mut slices = HashMap::new();
+fn parts(layers: &[(String, AnyLayer)], divided: &[DividedLayer], divides_tokens: bool) -> HashMap<String, Part> {
+    let mut parts = HashMap::new();
     for own in divided {
         let layer = &layers[own.layer].1;
+        let summed = match (own.style.is_whole(), layer.linear()) {
+            (true, _) => layer.params(),
+            // What is added to the sum of all ranks is added to some tokens of it.
+            (false, Some(linear)) if divides_tokens => of_some_tokens(&linear, own.style),
+            (false, _) => Vec::new(),
+        };
+        let summed = summed.into_iter().filter(|param| !param.is_buffer());
+        parts.extend(summed.map(|param| (param.name().to_owned(), Part::SummedGradient)));
         let mut insert = |param: &Param, dim: usize| {
-            let (parts, ranges) = (own.parts, own.slices.clone().into());
-            slices.insert(param.name().to_owned(), Slices { dim, parts, ranges });
+            let (parts_of_dim, ranges) = (own.parts, own.slices.clone().into());
+            let slices = Slices { dim, parts: parts_of_dim, ranges };
+            parts.insert(param.name().to_owned(), Part::Slices(slices));
         };
         match (layer, layer.linear()) {
+            _ if own.style.is_whole() => {}
             (AnyLayer::Embedding(Embedding { weight, .. }), _) => insert(weight, own.size_index()),
             (_, Some(linear)) => {
                 let dim = own.size_index();
@@ -230,7 +256,23 @@ fn slices(layers: &[(String, AnyLayer)], divided: &[DividedLayer]) -> HashMap<St
             _ => {}
         }
     }
-    slices
+    parts
+}
+
+/// Parameters of a divided layer that each rank has whole, and uses for some tokens where ranks divide them.
+fn of_some_tokens(linear: &LinearLayer, style: ParallelStyle) -> Vec<Param> {
+    let mut inner = linear.inner_layers().unwrap_or_default();
+    inner.retain(|(place, _)| match place {
+        InnerPlace::First => style.is_colwise(),
+        InnerPlace::Last => style.is_rowwise(),
+        InnerPlace::Instead => false,
+    });
+    let whole = inner.iter().flat_map(|(_, layer)| std::iter::once(&layer.weight).chain(&layer.bias)).cloned();
+    let rowwise = |linear: &LinearLayer| linear.bias().filter(|_| style.is_rowwise()).cloned();
+    let instead =
+        linear.inner_layers().unwrap_or_default().into_iter().filter(|(place, _)| *place == InnerPlace::Instead);
+    let instead = instead.filter_map(|(_, layer)| layer.bias.filter(|_| style.is_rowwise()));
+    whole.chain(rowwise(linear)).chain(instead).collect()
 }
 
 /// The layers within one of this style that are divided as that is. Between the two layers of an adapter are few features, which all
@@ -248,18 +290,28 @@ fn divided_with(linear: &LinearLayer, style: ParallelStyle) -> Vec<(InnerPlace, 
 fn divide_parameter(
     param: &Param,
     full: &Tensor,
-    slices: &HashMap<String, Slices>,
+    parts: &HashMap<String, Part>,
     (region, holders): &(Region, Group),
 ) -> Result<()> {
-    let Some(slices) = slices.get(param.name()) else { return Ok(()) };
-    let storage = SliceStorage::new(param, full, slices.clone(), region, holders.clone())?;
-    drop(param.replace_storage(Box::new(storage)));
+    match parts.get(param.name()) {
+        None => {}
+        Some(Part::Slices(slices)) => {
+            let storage = SliceStorage::new(param, full, slices.clone(), region, holders.clone())?;
+            drop(param.replace_storage(Box::new(storage)));
+        }
+        Some(Part::SummedGradient) => {
+            drop(param.replace_storage(Box::new(SummedGradientStorage::new(param, region))));
+        }
+    }
     Ok(())
 }
 
 fn set_kernel(layer: &AnyLayer, own: &DividedLayer, region: &Region) {
     let is_transposed = layer.linear().is_some_and(|linear| linear.is_conv1d());
     let divided = Divided { region: region.clone(), slices: own.slices.clone().into(), is_transposed };
+    if own.style.is_whole() {
+        return set_around(layer, own, region);
+    }
     if let AnyLayer::Embedding(embedding) = layer {
         match own.style {
             ParallelStyle::EmbeddingRowwise => embedding.set_kernel(Arc::new(EmbeddingRowwise(divided))),
@@ -281,4 +333,20 @@ fn set_kernel(layer: &AnyLayer, own: &DividedLayer, region: &Region) {
         inner.set_kernel(kernel(Divided { is_transposed, ..divided.clone() }));
     }
     linear.set_kernel(kernel(divided));
+}
+
+/// A layer that each rank has whole. One that sees some features on each rank computes as it always does.
+fn set_around(layer: &AnyLayer, own: &DividedLayer, region: &Region) {
+    if own.style != ParallelStyle::SequenceParallel {
+        return;
+    }
+    let (region, gathers_tokens) = (region.clone(), own.gathers_tokens);
+    match layer {
+        AnyLayer::Embedding(embedding) => embedding.set_kernel(Arc::new(EmbeddingOfTokens { region, gathers_tokens })),
+        AnyLayer::TokenWise(dropout) if layer.kind() == "Dropout" => {
+            dropout.set_around(Arc::new(DropoutOfTokens { region, gathers_tokens }));
+        }
+        AnyLayer::TokenWise(norm) => norm.set_around(Arc::new(NormOfTokens::new(region, gathers_tokens))),
+        _ => {}
+    }
 }

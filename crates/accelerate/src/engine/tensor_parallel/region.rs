@@ -2,6 +2,7 @@
 //!
 //! Each way there has another one back. Where an activation is the same on all ranks, so is its gradient.
 
+use super::tokens::Lengths;
 use crate::error::{Error, Result, StateError};
 use crate::group::{Group, PeerProcess, ReduceOp, shape_text};
 use crate::nn::is_floating;
@@ -31,6 +32,8 @@ struct Inner {
     /// The last inputs of divided layers, the latest one last: queries, keys and values come from one, whose gradient has to travel
     /// once.
     entered: Mutex<Vec<Entered>>,
+    /// Where ranks also divide the tokens between divided layers.
+    lengths: Option<Lengths>,
 }
 
 /// A layer has one, and an adapter of it another one in between.
@@ -47,16 +50,20 @@ struct Entered {
 
 impl Region {
     /// Collective.
-    pub(super) fn new(group: Group) -> Result<Self> {
+    pub(super) fn new(group: Group, divides_tokens: bool) -> Result<Self> {
         let processes = group.all_gather_bytes(PeerProcess::own().encode().as_bytes())?;
         let draws_alone = processes.iter().collect::<HashSet<_>>().len() == processes.len();
         let (compares_input, entered) = (AtomicBool::new(true), Mutex::default());
-        let device = OnceLock::new();
-        Ok(Self(Arc::new(Inner { group, draws_alone, device, compares_input, entered })))
+        let (device, lengths) = (OnceLock::new(), divides_tokens.then(Lengths::default));
+        Ok(Self(Arc::new(Inner { group, draws_alone, device, compares_input, entered, lengths })))
     }
 
     pub(super) fn group(&self) -> &Group {
         &self.0.group
+    }
+
+    pub(super) fn lengths(&self) -> Option<&Lengths> {
+        self.0.lengths.as_ref()
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -133,12 +140,39 @@ impl Region {
         }
     }
 
-    /// An input that all ranks have; its gradient is the sum of all ranks' parts. Collective in the backward pass.
+    /// An input that all ranks have; its gradient is the sum of all ranks' parts. Collective in the backward pass. Where each rank has
+    /// some of its tokens, all of them: see [`enter_tokens`](Self::enter_tokens).
     pub(super) fn enter(&self, input: &Tensor) -> Result<Tensor> {
+        if self.divides_tokens() {
+            return self.once(input, |is_used| self.enter_tokens(input, is_used));
+        }
         self.compare_input(input)?;
         if !input.requires_grad() || !is_grad_enabled() {
             return Ok(input.shallow_clone());
         }
+        self.once(input, |is_used| self.enter_whole(input, is_used))
+    }
+
+    fn enter_whole(&self, input: &Tensor, is_used: Arc<AtomicBool>) -> Result<Tensor> {
+        let group = self.group().clone();
+        let outputs = apply_function(
+            "TensorParallelInput",
+            &[input],
+            |_| Ok(vec![input.f_detach()?]),
+            move |_, mut gradients| {
+                is_used.store(true, Ordering::Relaxed);
+                // The product that made it has made it anew, and nobody else has it.
+                let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
+                let sum = gradient.f_contiguous()?;
+                group.all_reduce(&sum, ReduceOp::Sum)?;
+                Ok(vec![Some(sum)])
+            },
+        )?;
+        Ok(outputs.into_iter().next().unwrap_or_else(Tensor::new))
+    }
+
+    /// What `enter` makes of an input, once for all layers in a row that have the same one.
+    fn once(&self, input: &Tensor, enter: impl FnOnce(Arc<AtomicBool>) -> Result<Tensor>) -> Result<Tensor> {
         let (id, version) = (tensor_id(input), version(input)?);
         let is_same = |known: &Entered| {
             tensor_id(&known.input) == id && known.version == version && !known.is_used.load(Ordering::Relaxed)
@@ -146,22 +180,8 @@ impl Region {
         if let Some(output) = self.entered_before(is_same) {
             return Ok(output);
         }
-        let (group, is_used) = (self.group().clone(), Arc::new(AtomicBool::new(false)));
-        let used = Arc::clone(&is_used);
-        let output = apply_function(
-            "TensorParallelInput",
-            &[input],
-            |_| Ok(vec![input.f_detach()?]),
-            move |_, mut gradients| {
-                used.store(true, Ordering::Relaxed);
-                // The product that made it has made it anew, and nobody else has it.
-                let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
-                let sum = gradient.f_contiguous()?;
-                group.all_reduce(&sum, ReduceOp::Sum)?;
-                Ok(vec![Some(sum)])
-            },
-        )?
-        .swap_remove(0);
+        let is_used = Arc::new(AtomicBool::new(false));
+        let output = enter(Arc::clone(&is_used))?;
         let entered = Entered { input: input.shallow_clone(), version, output: output.shallow_clone(), is_used };
         let mut known = self.entered();
         known.push(entered);
@@ -181,8 +201,12 @@ impl Region {
         Some(output)
     }
 
-    /// The sum of all ranks' parts of an output, which nobody else has; its gradient is the same on all ranks. Collective.
+    /// The sum of all ranks' parts of an output, which nobody else has; its gradient is the same on all ranks. Collective. Where ranks
+    /// divide tokens, this rank's tokens of it.
     pub(super) fn sum(&self, part: &Tensor) -> Result<Tensor> {
+        if self.divides_tokens() {
+            return self.sum_tokens(part);
+        }
         self.forget_input();
         let group = self.group();
         let forward = || -> Result<Tensor, Error> {
@@ -214,6 +238,7 @@ impl Region {
     /// This rank's slice of the last dim of what all ranks have; the slices of the gradient are put together. Collective in the
     /// backward pass.
     pub(super) fn split(&self, full: &Tensor, slices: &[Range<usize>]) -> Result<Tensor> {
+        let full = &if self.divides_tokens() { self.all_tokens(full)? } else { full.shallow_clone() };
         self.compare_input(full)?;
         let Some(place) = slices.get(self.rank()).cloned() else { return Ok(full.shallow_clone()) };
         let (group, slices) = (self.group().clone(), slices.to_vec());

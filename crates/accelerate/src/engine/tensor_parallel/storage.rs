@@ -133,3 +133,68 @@ impl Storage for SliceStorage {
         Some(if is_sharded { self.group.clone() } else { self.region.group().clone() })
     }
 }
+
+/// The storage of a parameter that each rank has whole, and of whose gradient it has a part. The tensor is a parameter of its own, which
+/// an engine may shard.
+pub(super) struct SummedGradientStorage {
+    own: Param,
+    region: Region,
+}
+
+impl SummedGradientStorage {
+    /// Keeps the tensor of `param`.
+    pub(super) fn new(param: &Param, region: &Region) -> Self {
+        let own = Param::new(param.name().to_owned(), Role::Parameter, param.local());
+        Self { own, region: region.clone() }
+    }
+}
+
+impl Storage for SummedGradientStorage {
+    fn materialize(&self) -> Result<Tensor> {
+        self.region.sum_gradient(&self.own.get()?)
+    }
+
+    fn slice_param(&self) -> Option<Param> {
+        Some(self.own.clone())
+    }
+
+    fn local(&self) -> Tensor {
+        self.own.local()
+    }
+
+    fn layout(&self) -> Layout {
+        self.own.layout()
+    }
+
+    fn full_tensor(&self) -> Result<Tensor> {
+        self.own.full_tensor()
+    }
+
+    fn overwrite(&self, full: &Tensor) -> Result<()> {
+        self.own.copy_(full)
+    }
+
+    fn overwrite_shard(&self, shard: &Tensor) -> Result<()> {
+        self.own.copy_shard_(shard)
+    }
+
+    fn initialise(&self, row: Option<i64>, init: Init) -> Result<()> {
+        self.own.initialise(row, init)
+    }
+
+    fn load(&self) -> Result<Option<Box<dyn Resident>>> {
+        self.own.load()
+    }
+
+    fn is_offloaded(&self) -> bool {
+        self.own.is_offloaded()
+    }
+
+    fn set_requires_grad(&self, requires_grad: bool) -> Result<()> {
+        self.own.set_requires_grad(requires_grad)
+    }
+
+    fn group(&self) -> Option<Group> {
+        self.own.shard_group()
+    }
+}

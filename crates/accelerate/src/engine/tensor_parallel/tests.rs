@@ -46,6 +46,7 @@ fn a_colwise_and_a_rowwise_layer_need_one_sum_each_way() {
         let plugin = TorchTensorParallelPlugin {
             tensor_parallel_degree: Some(2),
             parallelize_plan: Value::as_object(plan).cloned(),
+            ..Default::default()
         };
         let builder = Accelerator::builder().torch_tp_plugin(plugin);
         let found = testing::ranks(2, builder, |accelerator| calls(&accelerator, num_first, false)).unwrap();
@@ -59,8 +60,11 @@ fn a_colwise_and_a_rowwise_layer_need_one_sum_each_way() {
 fn an_adapter_needs_one_small_sum() {
     let plan = json!({ "first.*": "colwise", "second": "rowwise" });
     for num_first in [1, 3] {
-        let plugin =
-            TorchTensorParallelPlugin { tensor_parallel_degree: Some(2), parallelize_plan: plan.as_object().cloned() };
+        let plugin = TorchTensorParallelPlugin {
+            tensor_parallel_degree: Some(2),
+            parallelize_plan: plan.as_object().cloned(),
+            ..Default::default()
+        };
         let builder = Accelerator::builder().torch_tp_plugin(plugin);
         let found = testing::ranks(2, builder, |accelerator| calls(&accelerator, num_first, true)).unwrap();
         assert_eq!(found, [[4, 1 + num_first as u64]; 2]);

@@ -1,0 +1,208 @@
+//! Ranks that also divide the tokens between divided layers train the model of one rank: norms, positions, and layers that see some heads.
+//! What dropout drops, processes show (`conformance`): threads share their random numbers.
+
+use super::{assert_close, builder, fill, values};
+use accelerate::nn::{
+    Checkpointed, Dropout, Embedding, LayerNorm, Linear, Module, ModuleFn, ParamStore, RMSNorm, RMSNormConfig,
+};
+use accelerate::optim::Sgd;
+use accelerate::tch::{self, Device, Kind, Tensor};
+use accelerate::{Accelerator, Result, TorchTensorParallelPlugin, testing};
+use rstest::rstest;
+use serde_json::{Value, json};
+
+/// How the model's parts are made.
+#[derive(Clone, Copy, Default)]
+struct Parts {
+    checkpoints: bool,
+    /// The head is a layer that no plan divides.
+    whole_head: bool,
+}
+
+/// Tokens and positions, a dropout, a block of two divided layers between a norm and a dropout, a last norm and a head.
+fn model(
+    accelerator: &Accelerator,
+    parts: Parts,
+) -> Result<(ParamStore, impl Module<Input = Tensor, Output = Tensor>)> {
+    let store = ParamStore::new(accelerator.device());
+    let root = store.root();
+    let embed = Embedding::new(&root / "embed", 11, 6, Default::default())?;
+    let positions = Embedding::new(&root / "positions", 9, 6, Default::default())?;
+    let drop = Dropout::new(&root / "dropout", 0.0)?;
+    let block = Checkpointed::new(&root / "block", |path| {
+        let norm = RMSNorm::new(path / "norm", [6], RMSNormConfig::default())?;
+        let up = Linear::new(path / "up", 6, 8, Default::default())?;
+        let gate = Linear::new(path / "gate", 6, 8, Default::default())?;
+        let down = Linear::new(path / "down", 8, 6, Default::default())?;
+        Ok((norm, up, gate, down, Dropout::new(path / "drop", 0.0)?))
+    })?;
+    let norm = LayerNorm::new(&root / "last_norm", [6], Default::default())?;
+    let head = Linear::new(&root / "head", 6, 11, Default::default())?;
+    fill(&store)?;
+    if parts.checkpoints {
+        store.gradient_checkpointing_enable(Default::default())?;
+    }
+    let whole_head = parts.whole_head;
+    let module = ModuleFn::new(&store, move |tokens: &Tensor| {
+        let places = Tensor::arange(*tokens.size().last().unwrap(), (Kind::Int64, Device::Cpu));
+        let x = drop.forward(&embed.forward(tokens)?.f_add(&positions.forward(&places)?)?)?;
+        let x = block.call(&[&x], |(norm, up, gate, down, drop), inputs| {
+            let normed = norm.forward(&inputs[0])?;
+            let inner = up.forward(&normed)?.f_gelu("none")?.f_mul(&gate.forward(&normed)?)?;
+            Ok(drop.forward(&down.forward(&inner)?)?.f_add(&inputs[0])?)
+        })?;
+        let last = norm.forward(&x)?;
+        // What is not divided sees all tokens.
+        head.forward(&if whole_head { last.f_cumsum(-2, Kind::Float)? } else { last })
+    });
+    Ok((store, module))
+}
+
+fn plan(changes: &[(&str, Value)]) -> Value {
+    let mut plan = json!({
+        "embed": "embedding_rowwise",
+        "positions": "sequence_parallel",
+        "dropout": "sequence_parallel",
+        "block.norm": "sequence_parallel",
+        "block.up": "colwise",
+        "block.gate": "colwise",
+        "block.down": "rowwise",
+        "block.drop": "sequence_parallel",
+        "last_norm": "sequence_parallel",
+        "head": "colwise_gather_output",
+    });
+    for (pattern, rule) in changes {
+        plan[*pattern] = rule.clone();
+    }
+    plan
+}
+
+/// Outputs of two steps, of a pass without gradients after them, and all parameters.
+fn train(accelerator: &Accelerator, parts: Parts, length: i64) -> Result<Vec<Vec<f64>>> {
+    let (store, module) = model(accelerator, parts)?;
+    let (model, mut optimizer) = accelerator.prepare((module, Sgd::new(&store, 0.1)?))?;
+    let tokens =
+        Tensor::arange(2 * length, (Kind::Int64, Device::Cpu)).f_mul_scalar(3)?.remainder(11).view([2, length]);
+    let mut found = Vec::new();
+    for _ in 0..2 {
+        let output = model.forward(&tokens)?;
+        found.push(values(&output));
+        accelerator.backward(&output.f_square()?.f_mean(Kind::Float)?)?;
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+    }
+    store.eval();
+    found.push(values(&tch::no_grad(|| model.forward(&tokens))?));
+    let state = store.state_dict()?;
+    found.extend(state.iter().map(|(_, tensor)| values(tensor)));
+    Ok(found)
+}
+
+#[rstest]
+#[case::plain(Parts::default(), vec![])]
+#[case::checkpointing(Parts { checkpoints: true, ..Default::default() }, vec![])]
+#[case::columns_of_the_table(Parts::default(), vec![("embed", json!("embedding_colwise"))])]
+#[case::tokens_that_are_looked_up_by_one_rank_each(Parts::default(), vec![("embed", json!("sequence_parallel"))])]
+#[case::layers_that_each_rank_has_whole(
+    Parts::default(),
+    vec![
+        ("block.up", json!("replicated_with_grad_allreduce")),
+        ("block.gate", json!("replicated_with_grad_allreduce")),
+        ("block.down", json!("rowwise_split_input")),
+    ]
+)]
+#[case::head_that_is_whole(
+    Parts { whole_head: true, ..Default::default() },
+    vec![
+        ("last_norm", json!({ "style": "sequence_parallel", "output_layouts": "Replicate" })),
+        ("head", json!("replicate")),
+    ]
+)]
+fn ranks_that_divide_tokens_train_the_model_of_one_rank(
+    #[case] parts: Parts,
+    #[case] changes: Vec<(&str, Value)>,
+    #[values(1, 2, 3, 4)] world_size: usize,
+    #[values(1, 6)] length: i64,
+) {
+    let wanted = testing::ranks(1, Default::default(), |accelerator| train(&accelerator, parts, length)).unwrap();
+    let plan = plan(&changes);
+    let found =
+        testing::ranks(world_size, builder(world_size, &plan), |accelerator| train(&accelerator, parts, length));
+    for own in found.unwrap() {
+        assert_eq!(own.len(), wanted[0].len());
+        for (number, (found, wanted)) in own.iter().zip(&wanted[0]).enumerate() {
+            assert_close(found, wanted, 2e-6, &format!("value {number}"));
+        }
+    }
+}
+
+/// Query-key norms (Qwen3): each rank sees some heads.
+#[test]
+fn gradients_of_a_layer_that_sees_some_heads_are_summed() {
+    let run = |accelerator: Accelerator| -> Result<Vec<Vec<f64>>> {
+        let store = ParamStore::new(accelerator.device());
+        let root = store.root();
+        let up = Linear::new(&root / "up", 4, 12, Default::default())?;
+        let norm = LayerNorm::new(&root / "norm", [4], Default::default())?;
+        let down = Linear::new(&root / "down", 12, 4, Default::default())?;
+        fill(&store)?;
+        let module = ModuleFn::new(&store, move |x: &Tensor| {
+            let heads = up.forward(x)?.f_unflatten(-1, [-1, 4])?;
+            down.forward(&norm.forward(&heads)?.f_flatten(-2, -1)?)
+        });
+        let (model, mut optimizer) = accelerator.prepare((module, Sgd::new(&store, 0.1)?))?;
+        for _ in 0..4 {
+            let output = model.forward(&Tensor::arange(8, (Kind::Float, Device::Cpu)).cos().view([2, 4]))?;
+            accelerator.backward(&output.f_square()?.f_sum(Kind::Float)?)?;
+            let _norm = accelerator.clip_grad_norm_(&model, 0.5)?;
+            optimizer.step()?;
+            optimizer.zero_grad()?;
+        }
+        Ok(store.state_dict()?.iter().map(|(_, tensor)| values(tensor)).collect())
+    };
+    let wanted = testing::ranks(1, Default::default(), run).unwrap();
+    let plan = json!({
+        "up": { "style": "colwise", "unit": 4 },
+        "norm": "replicated_with_grad_allreduce",
+        "down": { "style": "rowwise", "unit": 4 },
+    });
+    for world_size in [2, 3] {
+        for own in testing::ranks(world_size, builder(world_size, &plan), run).unwrap() {
+            for (found, wanted) in own.iter().zip(&wanted[0]) {
+                assert_close(found, wanted, 2e-6, "parameters");
+            }
+        }
+    }
+}
+
+#[rstest]
+#[case::nothing_divides_them_before(&["embed", "positions", "dropout"], "2 tokens")]
+#[case::one_addend_is_whole(&["positions"], "tokens")]
+#[case::a_norm_of_all_tokens(&["last_norm"], "different gradients of last_norm")]
+fn a_plan_that_forgets_a_layer_is_named(#[case] forgotten: &[&str], #[case] words: &str) {
+    let mut plan = plan(&[]);
+    forgotten.iter().for_each(|pattern| plan[*pattern] = json!("replicate"));
+    let errors = testing::ranks(2, builder(2, &plan), |accelerator| {
+        Ok(train(&accelerator, Parts::default(), 2).err().map(|error| format!("{error:#}")))
+    });
+    for error in errors.unwrap() {
+        assert!(error.as_ref().is_some_and(|error| error.contains(words)), "{error:?}");
+    }
+}
+
+#[test]
+fn a_plan_without_rules_for_tokens_is_refused_where_they_are_asked_for() {
+    let plugin = TorchTensorParallelPlugin {
+        tensor_parallel_degree: Some(2),
+        parallelize_plan: json!({ "block.up": "colwise" }).as_object().cloned(),
+        sequence_parallelism: Some(true),
+    };
+    let builder = Accelerator::builder().torch_tp_plugin(plugin);
+    let errors = testing::ranks(2, builder, |accelerator| {
+        let (_, module) = model(&accelerator, Parts::default())?;
+        Ok(accelerator.prepare(module).err().map(|error| error.to_string()))
+    });
+    for error in errors.unwrap() {
+        assert!(error.as_ref().is_some_and(|error| error.contains("sequence_parallelism")), "{error:?}");
+    }
+}
