@@ -4,6 +4,7 @@
 //! Styles have the names that Hugging Face Transformers gives them, in its versions 4 and 5.
 
 mod known;
+mod stack;
 
 pub use known::KnownModel;
 
@@ -185,6 +186,32 @@ pub struct TensorParallelPlan {
     rules: Vec<(String, LayerRule)>,
     /// Those that count where tokens are to be divided, too.
     sequence_rules: Vec<(String, LayerRule)>,
+    /// The rules of the model count as well, or those that names of layers suggest.
+    auto: Option<AutoPlan>,
+}
+
+/// What is said of layers that find their rules themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct AutoPlan {
+    head_dim: Option<usize>,
+}
+
+/// In the place of a pattern: the plan of the model counts, or that of [`TensorParallelPlan::of_stack`].
+const AUTO: &str = "auto";
+
+impl AutoPlan {
+    /// `{}`, or `{"head_dim": 64}`.
+    fn of_json(value: &Value) -> Result<Self> {
+        let head_dim = match value.as_object().map(|fields| (fields.len(), fields.get("head_dim"))) {
+            Some((0, _)) => Some(None),
+            Some((1, Some(width))) => width.as_u64().and_then(|width| usize::try_from(width).ok()).map(Some),
+            _ => None,
+        };
+        match head_dim {
+            Some(head_dim) => Ok(Self { head_dim }),
+            None => Err(Kind::MalformedAuto { found: value.to_string() }.into()),
+        }
+    }
 }
 
 /// What computes a layer.
@@ -299,11 +326,32 @@ impl TensorParallelPlan {
 
     /// Has it no rule?
     pub fn is_empty(&self) -> bool {
-        self.rules.is_empty()
+        self.rules.is_empty() && self.auto.is_none()
+    }
+
+    /// The rules that count for a model with these layers: the plan's own, and where it says `auto` those of `known`, the plan that the
+    /// model brings, or else of [`of_stack`](Self::of_stack). An empty plan is that of the model.
+    ///
+    /// # Errors
+    /// [`Error::is_plan`](crate::Error::is_plan): there is no rule, and nobody has said `auto`; those of `of_stack`.
+    pub fn for_layers(mut self, known: Option<&Self>, layers: &[LayerEntry]) -> Result<Self> {
+        let found = match (self.auto.take(), known) {
+            (None, None) if self.rules.is_empty() => return Err(Kind::NoPlan.into()),
+            (None, None) => return Ok(self),
+            (None, Some(known)) if !self.rules.is_empty() => return Ok(self.with_units_of(known, layers)),
+            (_, Some(known)) => known.clone(),
+            (Some(auto), None) => Self::of_stack(layers, auto.head_dim)?,
+        };
+        self.rules.splice(0..0, found.rules);
+        if self.sequence_rules.is_empty() {
+            self.sequence_rules = found.sequence_rules;
+        }
+        Ok(self)
     }
 
     /// The plan of a configuration file: styles by pattern. A value is `"colwise"`, or
-    /// `{"style": "packed_colwise", "parts": 3, "unit": 64}`.
+    /// `{"style": "packed_colwise", "parts": 3, "unit": 64}`. `"auto": {}` or `"auto": {"head_dim": 64}` in the place of a pattern asks
+    /// for the plan of the model, or for that of [`of_stack`](Self::of_stack).
     ///
     /// ```
     /// use accelerate_core::tensor_parallel::{ParallelStyle, TensorParallelPlan};
@@ -316,8 +364,10 @@ impl TensorParallelPlan {
     /// # Errors
     /// [`Error::is_config`](crate::Error::is_config): a style that is not known or not available, by its pattern.
     pub fn from_json(map: &Map<String, Value>) -> Result<Self> {
-        let rules = map.iter().map(|(pattern, value)| Ok((pattern.clone(), LayerRule::of_json(pattern, value)?)));
-        Ok(Self { rules: rules.collect::<Result<_>>()?, sequence_rules: Vec::new() })
+        let rules = map.iter().filter(|(pattern, _)| *pattern != AUTO);
+        let rules = rules.map(|(pattern, value)| Ok((pattern.clone(), LayerRule::of_json(pattern, value)?)));
+        let auto = map.get(AUTO).map(AutoPlan::of_json).transpose()?;
+        Ok(Self { rules: rules.collect::<Result<_>>()?, sequence_rules: Vec::new(), auto })
     }
 
     /// The same with the units and parts of `known` where this plan divides the same layers in the same direction and says none of
@@ -558,6 +608,34 @@ mod tests {
         ] {
             let wanted = DividedLayer { layer: 3, style, parts: 1, slices: Vec::new(), gathers_tokens };
             assert_eq!(norm(rule), [wanted]);
+        }
+    }
+
+    #[test]
+    fn the_rules_of_a_model_or_of_names_count_where_they_are_asked_for() {
+        let plan = |rules: Value| TensorParallelPlan::from_json(rules.as_object().unwrap()).unwrap();
+        let feed_forward = [("model.h.0.fc1", [6, 8]), ("model.h.0.fc2", [8, 6])];
+        let feed_forward = feed_forward.map(|(path, sizes)| LayerEntry::new(path, LayerKind::Linear, sizes));
+        let layers = [layers(), feed_forward.to_vec()].concat();
+        let paths = |plan: TensorParallelPlan, known: Option<&TensorParallelPlan>| -> Vec<String> {
+            let divided = plan.for_layers(known, &layers).unwrap().divide(&layers, 2).unwrap();
+            divided.into_iter().map(|own| layers[own.layer].path.clone()).collect()
+        };
+        let known = TensorParallelPlan::default().with("h.*.out", ParallelStyle::Rowwise);
+        let stack = ["model.wte", "lm_head", "model.h.0.fc1", "model.h.0.fc2"];
+        assert_eq!(paths(plan(json!({})), Some(&known)), ["model.h.0.out"]);
+        assert_eq!(paths(plan(json!({ "auto": {} })), Some(&known)), ["model.h.0.out"]);
+        assert_eq!(paths(plan(json!({ "auto": {} })), None), stack);
+        let norms = plan(json!({ "auto": { "head_dim": 4 }, "norm": "sequence_parallel" }));
+        assert_eq!(paths(norms, None).len(), stack.len() + 1);
+        assert_eq!(paths(plan(json!({ "lm_head": "colwise" })), Some(&known)), ["lm_head"]);
+        assert!(plan(json!({})).for_layers(None, &layers).unwrap_err().is_plan());
+        for wrong in
+            [json!("auto"), json!({ "head_dim": -1 }), json!({ "head_dim": 4, "unit": 4 }), json!({ "unit": 4 })]
+        {
+            let map = json!({ "auto": wrong });
+            let error = TensorParallelPlan::from_json(map.as_object().unwrap()).unwrap_err();
+            assert!(error.is_config() && error.to_string().contains("head_dim"), "{error}");
         }
     }
 

@@ -233,13 +233,6 @@ pub(crate) enum StateError {
     NestedJoin,
 
     #[error(
-        "tensor parallelism was asked for, and nobody says how the model's layers are divided; give \
-         TorchTensorParallelPlugin.parallelize_plan, such as {{\"layers.*.up\": \"colwise\", \"layers.*.down\": \"rowwise\"}}, or \
-         implement Module::tensor_parallel_plan"
-    )]
-    NoTensorParallelPlan,
-
-    #[error(
         "ranks cannot divide {path}, because {obstacle}; say \"replicate\" for it in parallelize_plan, or use data parallelism"
     )]
     NotDivisible { path: String, obstacle: &'static str },

@@ -335,7 +335,7 @@ fn layers_of_all_kinds_are_named_in_errors() {
     let store = ParamStore::new(Device::Cpu);
     accelerate::nn::LayerNorm::new(store.root() / "norm", [4], Default::default()).unwrap();
     Linear::new(store.root() / "proj", 4, 3, Default::default()).unwrap();
-    assert!(matches!(store.named_layers()[0].1, AnyLayer::Other { .. }));
+    assert!(matches!(store.named_layers()[0].1, AnyLayer::TokenWise(_)));
     let error = get_peft_model(&store, config(&["norm", "proj"])).unwrap_err();
     assert!(error.to_string().contains("means norm, which is a LayerNorm"), "{error}");
     let error = get_peft_model(&store, LoraConfig { modules_to_save: vec!["norm".to_owned()], ..config(&["proj"]) })

@@ -190,6 +190,27 @@ fn a_plan_that_forgets_a_layer_is_named(#[case] forgotten: &[&str], #[case] word
     }
 }
 
+/// Layers with the usual names find their rules themselves, and rules beside them count as well.
+#[rstest]
+#[case(json!({ "auto": {} }))]
+#[case(json!({ "auto": {}, "positions": "sequence_parallel", "dropout": "sequence_parallel", "block.norm": "sequence_parallel",
+    "block.drop": "sequence_parallel", "last_norm": { "style": "sequence_parallel", "output_layouts": "Replicate" },
+    "embed": "embedding_rowwise" }))]
+fn layers_with_the_usual_names_are_divided(#[case] plan: Value) {
+    let wanted = testing::ranks(1, Default::default(), |accelerator| train(&accelerator, Parts::default(), 5)).unwrap();
+    let found = testing::ranks(2, builder(2, &plan), |accelerator| {
+        let (store, module) = model(&accelerator, Parts::default())?;
+        let _model = accelerator.prepare(module)?;
+        assert_eq!(store.get("block.down.weight").unwrap().local().numel(), 24);
+        train(&accelerator, Parts::default(), 5)
+    });
+    for own in found.unwrap() {
+        for (found, wanted) in own.iter().zip(&wanted[0]) {
+            assert_close(found, wanted, 2e-6, "values");
+        }
+    }
+}
+
 #[test]
 fn a_plan_without_rules_for_tokens_is_refused_where_they_are_asked_for() {
     let plugin = TorchTensorParallelPlugin {

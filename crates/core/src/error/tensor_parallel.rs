@@ -13,6 +13,26 @@ pub(crate) enum TensorParallelErrorKind {
          {pattern:?} was found {found}"
     )]
     MalformedRule { pattern: String, found: String },
+    #[error(
+        "\"auto\" in parallelize_plan is {{}} or {{\"head_dim\": 64}}, the number of features of a head, and {found} was found"
+    )]
+    MalformedAuto { found: String },
+    #[error(
+        "nobody says how the model's layers are divided: give a parallelize_plan, styles such as \"colwise\" by paths of layers, or \
+         {{\"auto\": {{}}}} for layers that have the usual names, or implement Module::tensor_parallel_plan for the model"
+    )]
+    NoPlan,
+    #[error(
+        "no attention or feed-forward layers were found by the usual names (\"auto\" in parallelize_plan); say how layers are divided by \
+         their paths, which are {}",
+        listed(known, LIST_BYTES)
+    )]
+    NothingToDivide { known: Vec<String> },
+    #[error(
+        "{layer} is a layer of attention, and how many features a head has, no layer says: give \"auto\" in parallelize_plan as \
+         {{\"head_dim\": 64}}"
+    )]
+    NoHeadDim { layer: String },
     #[error("the style {style} for {pattern:?} is not available: {why}")]
     StyleNotAvailable { pattern: String, style: String, why: &'static str },
     #[error("the rule for {pattern:?} has a 0; units and parts are counted from 1")]
@@ -58,6 +78,12 @@ pub(crate) enum TensorParallelErrorKind {
 impl TensorParallelErrorKind {
     /// Is it about what was said, and not about the layers that it was said of?
     pub(crate) fn is_config(&self) -> bool {
-        matches!(self, Self::MalformedRule { .. } | Self::StyleNotAvailable { .. } | Self::ZeroInRule { .. })
+        matches!(
+            self,
+            Self::MalformedRule { .. }
+                | Self::MalformedAuto { .. }
+                | Self::StyleNotAvailable { .. }
+                | Self::ZeroInRule { .. }
+        )
     }
 }

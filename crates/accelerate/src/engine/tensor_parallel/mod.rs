@@ -161,12 +161,7 @@ fn divide(
 ) -> Result<Vec<DividedLayer>> {
     let plan = TensorParallelPlan::from_json(&settings.parallelize_plan.clone().unwrap_or_default())?;
     let entries: Vec<LayerEntry> = layers.iter().map(|(path, layer)| entry(path, layer)).collect();
-    let plan = match (plan.is_empty(), own) {
-        (true, None) => return Err(StateError::NoTensorParallelPlan.into()),
-        (true, Some(own)) => own.clone(),
-        (false, Some(own)) => plan.with_units_of(own, &entries),
-        (false, None) => plan,
-    };
+    let plan = plan.for_layers(own, &entries)?;
     let plan = if settings.sequence_parallelism { plan.with_sequence_parallelism(own)? } else { plan };
     let divided = plan.divide(&entries, tp_size)?;
     for layer in &divided {
