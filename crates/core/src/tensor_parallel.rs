@@ -187,6 +187,8 @@ impl From<ParallelStyle> for LayerRule {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TensorParallelPlan {
     rules: Vec<(String, LayerRule)>,
+    /// Those that count for layers that no other rule is for: the model's, where the program has rules of its own.
+    fallback: Vec<(String, LayerRule)>,
     /// Those that count where tokens are to be divided, too.
     sequence_rules: Vec<(String, LayerRule)>,
     /// The rules of the model count as well, or those that names of layers suggest.
@@ -305,18 +307,12 @@ impl TensorParallelPlan {
     /// [`Error::is_plan`](crate::Error::is_plan): neither has any, and no rule of this plan is
     /// [`SequenceParallel`](ParallelStyle::SequenceParallel).
     pub fn with_sequence_parallelism(mut self, known: Option<&Self>) -> Result<Self> {
-        if self.divides_sequence() {
-            return Ok(self);
-        }
         let rules = match known {
             Some(known) if self.sequence_rules.is_empty() => known.sequence_rules.clone(),
             _ => std::mem::take(&mut self.sequence_rules),
         };
-        if rules.is_empty() {
-            return Err(Kind::NoSequenceRules.into());
-        }
-        self.rules.extend(rules);
-        Ok(self)
+        self.fallback.extend(rules);
+        if self.divides_sequence() { Ok(self) } else { Err(Kind::NoSequenceRules.into()) }
     }
 
     /// Do ranks divide the tokens of what is between divided layers? They do as soon as one layer is
@@ -324,7 +320,11 @@ impl TensorParallelPlan {
     /// a colwise layer collects them: what is kept for the backward pass becomes less, and as much travels as without
     /// (Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198).
     pub fn divides_sequence(&self) -> bool {
-        self.rules.iter().any(|(_, rule)| rule.style == ParallelStyle::SequenceParallel)
+        self.all_rules().any(|(_, rule)| rule.style == ParallelStyle::SequenceParallel)
+    }
+
+    fn all_rules(&self) -> impl Iterator<Item = &(String, LayerRule)> {
+        self.rules.iter().chain(&self.fallback)
     }
 
     /// Has it no rule?
@@ -332,8 +332,8 @@ impl TensorParallelPlan {
         self.rules.is_empty() && self.auto.is_none()
     }
 
-    /// The rules that count for a model with these layers: the plan's own, and where it says `auto` those of `known`, the plan that the
-    /// model brings, or else of [`of_stack`](Self::of_stack). An empty plan is that of the model.
+    /// The rules that count for a model with these layers: the plan's own, and where it says `auto`, for all layers that these are not
+    /// for, those of `known`, the plan that the model brings, or else of [`of_stack`](Self::of_stack). An empty plan is that of the model.
     ///
     /// # Errors
     /// [`Error::is_plan`](crate::Error::is_plan): there is no rule, and nobody has said `auto`; those of `of_stack`.
@@ -345,7 +345,7 @@ impl TensorParallelPlan {
             (_, Some(known)) => known.clone(),
             (Some(auto), None) => Self::of_stack(layers, auto.head_dim)?,
         };
-        self.rules.splice(0..0, found.rules);
+        self.fallback.extend(found.rules.into_iter().chain(found.fallback));
         if self.sequence_rules.is_empty() {
             self.sequence_rules = found.sequence_rules;
         }
@@ -370,7 +370,7 @@ impl TensorParallelPlan {
         let rules = map.iter().filter(|(pattern, _)| *pattern != AUTO);
         let rules = rules.map(|(pattern, value)| Ok((pattern.clone(), LayerRule::of_json(pattern, value)?)));
         let auto = map.get(AUTO).map(AutoPlan::of_json).transpose()?;
-        Ok(Self { rules: rules.collect::<Result<_>>()?, sequence_rules: Vec::new(), auto })
+        Ok(Self { rules: rules.collect::<Result<_>>()?, auto, ..Self::default() })
     }
 
     /// The same with the units and parts of `known` where this plan divides the same layers in the same direction and says none of
@@ -382,8 +382,12 @@ impl TensorParallelPlan {
                 (rule.style.is_colwise() && other.style.is_colwise())
                     || (rule.style.is_rowwise() && other.style.is_rowwise())
             };
-            let own = layers.iter().filter(|layer| matches(pattern, &layer.path));
-            let of_layer = |layer: &LayerEntry| known.rules_for(&layer.path).map(|(_, rule)| *rule).find(is_same);
+            let pattern = Pattern::new(pattern, layers);
+            let own = layers.iter().filter(|layer| pattern.is_of(&layer.path));
+            let of_layer = |layer: &LayerEntry| {
+                let rules = known.all_rules().filter(|(pattern, _)| Pattern::new(pattern, layers).is_of(&layer.path));
+                rules.map(|(_, rule)| *rule).find(is_same)
+            };
             let Some(other) = own.filter_map(of_layer).next() else { continue };
             // A gathered output is in order whatever its parts are.
             if rule.unit == 1 && rule.style != ParallelStyle::ColwiseGatherOutput {
@@ -404,13 +408,8 @@ impl TensorParallelPlan {
 
     /// The rules that are for one of these layers: a head that shares the embedding's weight is not in files.
     fn of_layers(mut self, layers: &[LayerEntry]) -> Self {
-        self.rules.retain(|(pattern, _)| layers.iter().any(|layer| matches(pattern, &layer.path)));
+        self.rules.retain(|(pattern, _)| layers.iter().any(|layer| Pattern::new(pattern, layers).is_of(&layer.path)));
         self
-    }
-
-    fn rules_for<'a>(&'a self, path: &'a str) -> impl Iterator<Item = (&'a str, &'a LayerRule)> {
-        let own = move |(pattern, _): &&(String, LayerRule)| matches(pattern, path);
-        self.rules.iter().filter(own).map(|(pattern, rule)| (pattern.as_str(), rule))
     }
 
     /// Which features of each layer each of `tp_size` ranks has. Sizes need not divide evenly: the first ranks have one unit more.
@@ -420,24 +419,32 @@ impl TensorParallelPlan {
     /// [`Error::is_plan`](crate::Error::is_plan): a pattern that is the path of no layer; two rules for one layer, or for two layers
     /// that share a weight; a style that is not for such a layer; features that are no whole units, or fewer units than ranks.
     pub fn divide(&self, layers: &[LayerEntry], tp_size: usize) -> Result<Vec<DividedLayer>> {
-        for (pattern, rule) in &self.rules {
+        for (pattern, rule) in self.all_rules() {
             if rule.unit == 0 || rule.parts == 0 {
                 return Err(Kind::ZeroInRule { pattern: pattern.clone() }.into());
             }
-            if !layers.iter().any(|layer| matches(pattern, &layer.path)) {
+            if !layers.iter().any(|layer| Pattern::new(pattern, layers).is_of(&layer.path)) {
                 let known = layers.iter().map(|layer| layer.path.clone()).collect();
                 return Err(Kind::NoSuchLayer { pattern: pattern.clone(), known }.into());
             }
         }
+        let [own_rules, fallback] = [&self.rules, &self.fallback]
+            .map(|rules| rules.iter().map(|(text, rule)| (Pattern::new(text, layers), rule)).collect::<Vec<_>>());
         let mut divided: Vec<DividedLayer> = Vec::new();
         for (position, layer) in layers.iter().enumerate() {
-            let mut rules = self.rules_for(&layer.path);
+            let is_own = |(pattern, _): &&(Pattern<'_>, &LayerRule)| pattern.is_of(&layer.path);
+            let counts = if own_rules.iter().any(|rule| is_own(&rule)) { &own_rules } else { &fallback };
+            let mut rules = counts.iter().filter(is_own);
             let Some((pattern, rule)) = rules.next() else { continue };
-            if let Some((second, _)) = rules.find(|(_, other)| *other != rule) {
-                let (layer, first, second) = (layer.path.clone(), pattern.to_owned(), second.to_owned());
+            if let Some((second, _)) = rules.find(|(_, other)| other != rule) {
+                let (layer, first, second) = (layer.path.clone(), pattern.text.to_owned(), second.text.to_owned());
                 return Err(Kind::TwoRules { layer, first, second }.into());
             }
-            if let Some(own) = divide_layer(position, layer, *rule, tp_size)? {
+            if rule.gathers_tokens && rule.style != ParallelStyle::SequenceParallel {
+                let (layer, style) = (layer.path.clone(), rule.style.as_str());
+                return Err(Kind::AllTokensOfOther { layer, style }.into());
+            }
+            if let Some(own) = divide_layer(position, layer, **rule, tp_size)? {
                 let shares = |other: &&DividedLayer| layers[other.layer].weight == layer.weight;
                 if let Some(other) = divided.iter().find(shares) {
                     let is_same =
@@ -450,7 +457,23 @@ impl TensorParallelPlan {
                 divided.push(own);
             }
         }
+        self.check_whole_weights(layers, &divided)?;
         Ok(divided)
+    }
+
+    /// Gradients of a layer that sees some tokens or heads are summed over ranks; another layer with the same weight, which sees all,
+    /// would be counted as often as there are ranks.
+    fn check_whole_weights(&self, layers: &[LayerEntry], divided: &[DividedLayer]) -> Result<()> {
+        let is_divided = |position: usize| divided.iter().any(|own| own.layer == position);
+        for own in divided.iter().filter(|own| own.style.is_whole()) {
+            let LayerEntry { path, weight, .. } = &layers[own.layer];
+            let shares = |(position, other): &(usize, &LayerEntry)| other.weight == *weight && !is_divided(*position);
+            if let Some((_, other)) = layers.iter().enumerate().find(shares) {
+                let (weight, first, second) = (weight.clone(), path.clone(), other.path.clone());
+                return Err(Kind::TwoLayouts { weight, first, second }.into());
+            }
+        }
+        Ok(())
     }
 }
 
@@ -503,18 +526,32 @@ fn divide_layer(position: usize, layer: &LayerEntry, rule: LayerRule, tp_size: u
     Ok(Some(DividedLayer { slices: (0..tp_size).map(of_rank).collect(), ..divided }))
 }
 
-/// Is this the pattern of the path, or of the path without its first component?
-fn matches(pattern: &str, path: &str) -> bool {
-    let is_path = |path: &str| {
-        let (mut pattern, mut path) = (pattern.split('.'), path.split('.'));
-        loop {
-            match (pattern.next(), path.next()) {
-                (None, None) => return true,
-                (Some("*"), Some(_)) => {}
-                (Some(wanted), Some(found)) if wanted == found => {}
-                _ => return false,
-            }
+/// A path in which `*` stands for any one component. The first component of a path may be left out, unless the pattern is all of another
+/// one: then it means that one.
+struct Pattern<'a> {
+    text: &'a str,
+    is_full: bool,
+}
+
+impl<'a> Pattern<'a> {
+    fn new(text: &'a str, layers: &[LayerEntry]) -> Self {
+        Self { text, is_full: layers.iter().any(|layer| is_path(text, &layer.path)) }
+    }
+
+    fn is_of(&self, path: &str) -> bool {
+        let rest = path.split_once('.').filter(|_| !self.is_full);
+        is_path(self.text, path) || rest.is_some_and(|(_, rest)| is_path(self.text, rest))
+    }
+}
+
+fn is_path(pattern: &str, path: &str) -> bool {
+    let (mut pattern, mut path) = (pattern.split('.'), path.split('.'));
+    loop {
+        match (pattern.next(), path.next()) {
+            (None, None) => return true,
+            (Some("*"), Some(_)) => {}
+            (Some(wanted), Some(found)) if wanted == found => {}
+            _ => return false,
         }
-    };
-    is_path(path) || path.split_once('.').is_some_and(|(_, rest)| is_path(rest))
+    }
 }

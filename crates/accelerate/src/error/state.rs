@@ -246,25 +246,32 @@ pub(crate) enum StateError {
     #[error(
         "ranks that compute one model together have drawn different random numbers in a forward pass, so dropout behind that drops other \
          elements on each: between divided layers one rank has more features than another, and something has drawn a number for each of \
-         them. Let the sizes divide evenly, or draw nothing there"
+         them. Let the sizes divide evenly, or draw nothing there; where the plan divides tokens, say sequence_parallel for dropouts"
     )]
     DifferentDraws,
 
     #[error(
         "ranks that compute one model together got different gradients of {parameter}, which each of them has whole (norms by rank: \
-         {norms}): such a layer stands between divided ones, and sees some features on each rank. Gather the output in front of it \
-         (colwise_gather_output), leave these layers whole (replicate), or say replicated_with_grad_allreduce for it: then they are \
-         summed"
+         {norms}): each sees some features or tokens. Where it sees some heads between divided layers, say replicated_with_grad_allreduce for it; \
+         where the plan divides tokens, sequence_parallel; or gather the output in front of it (colwise_gather_output)"
     )]
     DifferentGradients { parameter: String, norms: String },
 
-    #[error("ranks divide the tokens of [.., tokens, features], and a layer got {found:?}")]
+    #[error(
+        "ranks divide the tokens of [.., tokens, features], which a table makes of indices [batch, tokens], and a layer got {found:?}"
+    )]
     NoTokens { found: Vec<i64> },
 
     #[error(
-        "a sequence-parallel plan divides tokens among ranks, and a layer got something else: {per_rank}. The embedding or the layer in \
-         front of it has to be in parallelize_plan, too (embedding_rowwise, rowwise or sequence_parallel), and nothing in between may mix \
-         tokens"
+        "each rank would give some tokens of the model's output alone; the last layers have to give all of them: say \
+         {{\"style\": \"sequence_parallel\", \"output_layouts\": \"Replicate\"}} for the last norm, or colwise_gather_output for the head"
+    )]
+    OutputOfTokens,
+
+    #[error(
+        "the plan divides tokens among ranks, and a layer got other ones than those that were divided: {per_rank}. Either what is in front \
+         of it is not in parallelize_plan (embedding_rowwise, rowwise or sequence_parallel), or it gives all tokens already \
+         (output_layouts), or the program has put tokens into other places"
     )]
     TokensNotDivided { per_rank: String },
 

@@ -31,7 +31,8 @@ pub struct Dropout {
 }
 
 impl Dropout {
-    /// Obeys the mode of `path`'s store. It has no parameters; its path is where plans of tensor parallelism find it.
+    /// Obeys the mode of `path`'s store. It has no parameters; its path is where plans of tensor parallelism find it, so it is made once,
+    /// with the model.
     ///
     /// # Errors
     /// `p` is not a probability.

@@ -191,6 +191,20 @@ fn adapters_train_where_ranks_divide_tokens(#[case] config: LoraConfig, #[values
     assert_same(&found.unwrap(), &one, degree, 2e-6);
 }
 
+/// Layers that each rank has whole, and uses for some tokens.
+#[test]
+fn adapters_of_whole_layers_train_where_ranks_divide_tokens() {
+    let config = on(&["up", "gate"]);
+    let one = on_one_rank(&config);
+    let mut plan = plan("colwise_gather_output", "embedding_rowwise");
+    plan["drop"] = json!("sequence_parallel");
+    plan["blocks.*.up"] = json!("replicated_with_grad_allreduce");
+    plan["blocks.*.gate"] = json!("replicated_with_grad_allreduce");
+    plan["blocks.*.down"] = json!("rowwise_split_input");
+    let found = testing::ranks(2, divided(2, plan), |accelerator| train(&accelerator, config.clone(), |_| ()));
+    assert_same(&found.unwrap(), &one, 2, 2e-6);
+}
+
 #[rstest]
 #[case("embedding_rowwise")]
 #[case("sequence_parallel")]

@@ -190,6 +190,47 @@ fn a_plan_that_forgets_a_layer_is_named(#[case] forgotten: &[&str], #[case] word
     }
 }
 
+/// What a program does with the last activations `[2, 6, 4]`, of which a rank has some tokens, and with the head.
+#[rstest]
+#[case::gives_some_tokens(|_: &Linear, x: &Tensor| Ok(x.shallow_clone()), "the last layers have to give all of them")]
+#[case::puts_them_into_other_places(|head: &Linear, x: &Tensor| head.forward(&x.f_reshape([-1, 4])?), "into other places")]
+#[case::looks_without_gradients(
+    |head: &Linear, x: &Tensor| {
+        let seen = tch::no_grad(|| head.forward(x))?;
+        Ok(head.forward(x)?.f_add(&seen)?.f_mul_scalar(0.5)?)
+    },
+    ""
+)]
+#[case::all_is_well(|head: &Linear, x: &Tensor| head.forward(x), "")]
+fn tokens_are_put_together_or_the_program_is_told(
+    #[case] end: fn(&Linear, &Tensor) -> Result<Tensor>,
+    #[case] words: &str,
+    #[values(false, true)] is_frozen_in_front: bool,
+) {
+    let run = |accelerator: Accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let embed = Embedding::new(store.root() / "embed", 11, 4, Default::default())?;
+        let norm = LayerNorm::new(store.root() / "norm", [4], Default::default())?;
+        let head = Linear::new(store.root() / "head", 4, 5, Default::default())?;
+        fill(&store)?;
+        let model = accelerator.prepare(ModuleFn::new(&store, move |tokens: &Tensor| {
+            let rows = if is_frozen_in_front { tch::no_grad(|| embed.forward(tokens)) } else { embed.forward(tokens) };
+            end(&head, &norm.forward(&rows?)?)
+        }))?;
+        let output = model.forward(&Tensor::arange(12, (Kind::Int64, Device::Cpu)).remainder(11).view([2, 6]));
+        Ok(output.map(|output| values(&output)).map_err(|error| error.to_string()))
+    };
+    let plan = json!({ "embed": "embedding_rowwise", "norm": "sequence_parallel", "head": "colwise_gather_output" });
+    let wanted = testing::ranks(1, Default::default(), run).unwrap().remove(0).unwrap();
+    for own in testing::ranks(2, builder(2, &plan), run).unwrap() {
+        match own {
+            Ok(found) if words.is_empty() => assert_close(&found, &wanted, 2e-6, "outputs"),
+            Err(error) if !words.is_empty() => assert!(error.contains(words), "{error}"),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
 /// Layers with the usual names find their rules themselves, and rules beside them count as well.
 #[rstest]
 #[case(json!({ "auto": {} }))]

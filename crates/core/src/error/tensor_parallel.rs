@@ -53,11 +53,15 @@ pub(crate) enum TensorParallelErrorKind {
     TwoLayouts { weight: String, first: String, second: String },
     #[error(
         "{layer} is {} {kind}, and the plan says {style}; linear layers are divided by colwise and rowwise styles, embeddings by \
-         embedding_rowwise and embedding_colwise, and other layers stay whole (replicate); norms, dropouts and embeddings may compute \
-         some tokens each (sequence_parallel)",
+         embedding_rowwise and embedding_colwise, and other layers stay whole (replicate); LayerNorm, RMSNorm, Dropout and \
+         embeddings may compute some tokens each (sequence_parallel)",
         if kind.starts_with(['a', 'e', 'i', 'o', 'u']) { "an" } else { "a" }
     )]
     StyleOfOtherLayer { layer: String, kind: &'static str, style: &'static str },
+    #[error(
+        "{layer} is {style}, and all tokens of its output were asked for (with_all_tokens), which is for sequence_parallel layers"
+    )]
+    AllTokensOfOther { layer: String, style: &'static str },
     #[error("{layer}: {features} features do not divide into {parts} equal parts of whole units of {unit} features")]
     CutUnit { layer: String, features: usize, unit: usize, parts: usize },
     #[error(

@@ -91,7 +91,9 @@ impl TensorParallelPlan {
                 let Some(block) = path.strip_suffix(last).filter(|block| is_block(block)) else { continue };
                 let inner = |name: &&str| linear.get(format!("{block}{name}").as_str()).map(|found| found[0]);
                 let found: Vec<(&str, usize)> = first.iter().filter_map(|name| Some((*name, inner(name)?))).collect();
-                if !found.is_empty() && found.iter().all(|(_, features)| *features == sizes[1]) {
+                // Adapters have the same names, and fewer features inside.
+                if !found.is_empty() && sizes[0] <= sizes[1] && found.iter().all(|(_, features)| *features == sizes[1])
+                {
                     for (name, _) in found {
                         plan = plan.with(format!("{block}{name}"), ParallelStyle::Colwise);
                     }

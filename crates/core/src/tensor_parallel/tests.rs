@@ -91,7 +91,7 @@ fn layers_that_ranks_have_whole_may_compute_some_tokens_alone() {
 #[test]
 fn the_rules_of_a_model_or_of_names_count_where_they_are_asked_for() {
     let plan = |rules: Value| TensorParallelPlan::from_json(rules.as_object().unwrap()).unwrap();
-    let feed_forward = [("model.h.0.fc1", [6, 8]), ("model.h.0.fc2", [8, 6])];
+    let feed_forward = [("model.h.0.fc1", [16, 8]), ("model.h.0.fc2", [8, 16])];
     let feed_forward = feed_forward.map(|(path, sizes)| LayerEntry::new(path, LayerKind::Linear, sizes));
     let layers = [layers(), feed_forward.to_vec()].concat();
     let paths = |plan: TensorParallelPlan, known: Option<&TensorParallelPlan>| -> Vec<String> {
@@ -106,12 +106,44 @@ fn the_rules_of_a_model_or_of_names_count_where_they_are_asked_for() {
     let norms = plan(json!({ "auto": { "head_dim": 4 }, "norm": "sequence_parallel" }));
     assert_eq!(paths(norms, None).len(), stack.len() + 1);
     assert_eq!(paths(plan(json!({ "lm_head": "colwise" })), Some(&known)), ["lm_head"]);
+    // The program's own rules count first.
+    assert_eq!(paths(plan(json!({ "auto": {}, "lm_head": "replicate", "wte": "replicate" })), None), stack[2..]);
+    let divided = plan(json!({ "auto": {}, "lm_head": "colwise" })).for_layers(None, &layers).unwrap();
+    assert!(
+        divided.divide(&layers, 2).unwrap().iter().any(|own| own.style == ParallelStyle::Colwise && own.layer == 4)
+    );
     assert!(plan(json!({})).for_layers(None, &layers).unwrap_err().is_plan());
     for wrong in [json!("auto"), json!({ "head_dim": -1 }), json!({ "head_dim": 4, "unit": 4 }), json!({ "unit": 4 })] {
         let map = json!({ "auto": wrong });
         let error = TensorParallelPlan::from_json(map.as_object().unwrap()).unwrap_err();
         assert!(error.is_config() && error.to_string().contains("head_dim"), "{error}");
     }
+}
+
+/// A weight of which some ranks' gradients are parts, and all ranks' the whole, has none that is right.
+#[rstest]
+#[case(json!({ "wte": "sequence_parallel" }))]
+#[case(json!({ "wte": "replicated_with_grad_allreduce", "lm_head": "replicate" }))]
+fn a_weight_is_summed_for_all_its_layers_or_for_none(#[case] rules: Value) {
+    let error = divide(rules, 2).unwrap_err();
+    assert!(error.is_plan() && error.to_string().contains("model.wte and lm_head share"), "{error}");
+}
+
+#[test]
+fn a_pattern_that_is_a_whole_path_means_that_one() {
+    let layers = ["fc1", "glu.fc1"].map(|path| LayerEntry::new(path, LayerKind::Linear, [8, 4]));
+    let divided = |pattern: &str| {
+        let plan = TensorParallelPlan::default().with(pattern, ParallelStyle::Colwise);
+        plan.divide(&layers, 2).unwrap().iter().map(|own| own.layer).collect::<Vec<_>>()
+    };
+    assert_eq!(divided("fc1"), [0]);
+    assert_eq!(divided("*.fc1"), [1]);
+    assert_eq!(divided("glu.fc1"), [1]);
+    let error = TensorParallelPlan::default()
+        .with("fc1", LayerRule::from(ParallelStyle::Colwise).with_all_tokens())
+        .divide(&layers, 2)
+        .unwrap_err();
+    assert!(error.to_string().contains("with_all_tokens"), "{error}");
 }
 
 #[test]
@@ -122,8 +154,11 @@ fn rules_for_the_sequence_count_where_it_is_divided() {
     let both = own.clone().with_sequence_parallelism(Some(&known)).unwrap();
     assert!(both.divides_sequence());
     assert_eq!(both.divide(&layers(), 2).unwrap().len(), 2);
-    // What the plan says itself is all that it says.
-    assert_eq!(both.clone().with_sequence_parallelism(Some(&known)).unwrap(), both);
+    // What the plan says itself counts first, and is enough.
+    let whole = own.clone().with("norm", ParallelStyle::Replicate).with_sequence_parallelism(Some(&known)).unwrap();
+    assert_eq!(whole.divide(&layers(), 2).unwrap().len(), 1);
+    let alone = own.clone().with("norm", ParallelStyle::SequenceParallel);
+    assert!(alone.with_sequence_parallelism(None).unwrap().divides_sequence());
     for (plan, known) in [(&own, None), (&own, Some(&own))] {
         let error = plan.clone().with_sequence_parallelism(known).unwrap_err();
         assert!(error.is_plan() && error.to_string().contains("sequence_parallel"), "{error}");

@@ -2,7 +2,7 @@
 
 use super::cross_entropy::cross_entropy;
 use super::region::Region;
-use crate::error::{NnError, Result};
+use crate::error::{NnError, Result, StateError};
 use crate::nn::{EmbeddingKernel, LinearKernel, Param, ShardedOutput, padding_row};
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,6 +27,9 @@ impl Divided {
 
     /// Before rows are looked up: the same indices on all ranks, which exist. The padding row, counted from the first one.
     fn begin_lookup(&self, indices: &Tensor, weight: &Param, padding_idx: Option<i64>) -> Result<Option<i64>> {
+        if self.region.divides_tokens() && indices.dim() < 2 {
+            return Err(StateError::NoTokens { found: indices.size() }.into());
+        }
         self.region.compare_input(indices)?;
         let num_embeddings = weight.shape().first().copied().unwrap_or_default();
         check_indices(indices, weight, num_embeddings)?;

@@ -98,16 +98,17 @@ impl TensorParallel {
 
     /// After one that has failed.
     pub(crate) fn abandon_forward(&self) {
-        self.region.forget_input();
+        self.region.end_forward();
     }
 
     /// After one that has not. Collective.
     ///
     /// # Errors
-    /// Ranks that have drawn different random numbers.
+    /// Ranks that have drawn different random numbers, or give some tokens each.
     pub(crate) fn end_forward(&self) -> Result<()> {
-        self.region.forget_input();
-        self.region.compare_draws()
+        let gives_some_tokens = self.region.end_forward();
+        self.region.compare_draws()?;
+        if gives_some_tokens { Err(StateError::OutputOfTokens.into()) } else { Ok(()) }
     }
 
     /// Before the first steps: parameters that each rank has whole must have got the same gradients. They have not where such a layer
@@ -220,7 +221,12 @@ fn parts(layers: &[(String, AnyLayer)], divided: &[DividedLayer], divides_tokens
     for own in divided {
         let layer = &layers[own.layer].1;
         let summed = match (own.style.is_whole(), layer.linear()) {
-            (true, _) => layer.params(),
+            (true, None) => layer.params(),
+            (true, Some(linear)) => {
+                let inner = linear.inner_layers().unwrap_or_default().into_iter();
+                let inner = inner.flat_map(|(_, layer)| std::iter::once(layer.weight.clone()).chain(layer.bias));
+                layer.params().into_iter().chain(inner).collect()
+            }
             // What is added to the sum of all ranks is added to some tokens of it.
             (false, Some(linear)) if divides_tokens => of_some_tokens(&linear, own.style),
             (false, _) => Vec::new(),
@@ -256,18 +262,17 @@ fn parts(layers: &[(String, AnyLayer)], divided: &[DividedLayer], divides_tokens
 
 /// Parameters of a divided layer that each rank has whole, and uses for some tokens where ranks divide them.
 fn of_some_tokens(linear: &LinearLayer, style: ParallelStyle) -> Vec<Param> {
-    let mut inner = linear.inner_layers().unwrap_or_default();
-    inner.retain(|(place, _)| match place {
-        InnerPlace::First => style.is_colwise(),
-        InnerPlace::Last => style.is_rowwise(),
-        InnerPlace::Instead => false,
-    });
-    let whole = inner.iter().flat_map(|(_, layer)| std::iter::once(&layer.weight).chain(&layer.bias)).cloned();
-    let rowwise = |linear: &LinearLayer| linear.bias().filter(|_| style.is_rowwise()).cloned();
-    let instead =
-        linear.inner_layers().unwrap_or_default().into_iter().filter(|(place, _)| *place == InnerPlace::Instead);
-    let instead = instead.filter_map(|(_, layer)| layer.bias.filter(|_| style.is_rowwise()));
-    whole.chain(rowwise(linear)).chain(instead).collect()
+    let of_inner = |(place, inner): (InnerPlace, Linear)| {
+        let Linear { weight, bias, .. } = inner;
+        match place {
+            InnerPlace::First => (style.is_colwise().then_some(weight), bias.filter(|_| style.is_colwise())),
+            InnerPlace::Last => (style.is_rowwise().then_some(weight), bias.filter(|_| style.is_rowwise())),
+            InnerPlace::Instead => (None, bias.filter(|_| style.is_rowwise())),
+        }
+    };
+    let inner = linear.inner_layers().unwrap_or_default().into_iter().map(of_inner);
+    let inner = inner.flat_map(|(weight, bias)| weight.into_iter().chain(bias));
+    linear.bias().filter(|_| style.is_rowwise()).cloned().into_iter().chain(inner).collect()
 }
 
 /// The layers within one of this style that are divided as that is. Between the two layers of an adapter are few features, which all

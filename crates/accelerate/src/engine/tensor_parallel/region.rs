@@ -2,7 +2,7 @@
 //!
 //! Each way there has another one back. Where an activation is the same on all ranks, so is its gradient.
 
-use super::tokens::Lengths;
+use super::tokens::Tokens;
 use crate::error::{Error, Result, StateError};
 use crate::group::{Group, PeerProcess, ReduceOp, shape_text};
 use crate::nn::is_floating;
@@ -33,7 +33,7 @@ struct Inner {
     /// once.
     entered: Mutex<Vec<Entered>>,
     /// Where ranks also divide the tokens between divided layers.
-    lengths: Option<Lengths>,
+    tokens: Option<Tokens>,
 }
 
 /// A layer has one, and an adapter of it another one in between.
@@ -54,16 +54,16 @@ impl Region {
         let processes = group.all_gather_bytes(PeerProcess::own().encode().as_bytes())?;
         let draws_alone = processes.iter().collect::<HashSet<_>>().len() == processes.len();
         let (compares_input, entered) = (AtomicBool::new(true), Mutex::default());
-        let (device, lengths) = (OnceLock::new(), divides_tokens.then(Lengths::default));
-        Ok(Self(Arc::new(Inner { group, draws_alone, device, compares_input, entered, lengths })))
+        let (device, tokens) = (OnceLock::new(), divides_tokens.then(Tokens::default));
+        Ok(Self(Arc::new(Inner { group, draws_alone, device, compares_input, entered, tokens })))
     }
 
     pub(super) fn group(&self) -> &Group {
         &self.0.group
     }
 
-    pub(super) fn lengths(&self) -> Option<&Lengths> {
-        self.0.lengths.as_ref()
+    pub(super) fn tokens(&self) -> Option<&Tokens> {
+        self.0.tokens.as_ref()
     }
 
     pub(super) fn rank(&self) -> usize {
@@ -74,6 +74,13 @@ impl Region {
     pub(super) fn begin_forward(&self) {
         self.forget_input();
         self.0.compares_input.store(true, Ordering::Relaxed);
+        self.tokens().into_iter().for_each(Tokens::begin);
+    }
+
+    /// It has failed, or has ended: is what came last divided by its tokens?
+    pub(super) fn end_forward(&self) -> bool {
+        self.forget_input();
+        self.tokens().is_some_and(Tokens::end)
     }
 
     /// It has ended.

@@ -11,23 +11,38 @@ use crate::nn::{AroundTokens, DenseEmbeddingKernel, EmbeddingKernel, Param};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
 use torch_ext::apply_function;
 use torch_ext::autograd::is_grad_enabled;
 
-/// The lengths that sequences have had so far: ranks divide none of another length.
+/// What ranks know of activations whose tokens they divide.
 #[derive(Debug, Default)]
-pub(super) struct Lengths(Mutex<BTreeSet<usize>>);
+pub(super) struct Tokens {
+    /// Sizes of what was divided so far, but for the features: nothing else is put together again.
+    sizes: Mutex<BTreeSet<Vec<i64>>>,
+    /// In a forward pass that records gradients, also where a part of it does not.
+    records: AtomicBool,
+    /// What came last is divided: it must not be what the model gives.
+    is_divided: AtomicBool,
+}
 
-impl Lengths {
+impl Tokens {
     // A set of values of their own: whole after every statement, also where another thread panicked.
-    fn insert(&self, length: usize) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(length);
+    fn sizes(&self) -> MutexGuard<'_, BTreeSet<Vec<i64>>> {
+        self.sizes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn contains(&self, length: usize) -> bool {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&length)
+    /// A forward pass begins.
+    pub(super) fn begin(&self) {
+        self.records.store(is_grad_enabled(), Ordering::Relaxed);
+        self.is_divided.store(false, Ordering::Relaxed);
+    }
+
+    /// It has ended, or failed. Is what came last divided?
+    pub(super) fn end(&self) -> bool {
+        self.records.store(false, Ordering::Relaxed);
+        self.is_divided.swap(false, Ordering::Relaxed)
     }
 }
 
@@ -45,16 +60,27 @@ fn num_tokens(tensor: &Tensor) -> Result<usize> {
     }
 }
 
+/// The sizes of a tensor but for its features, were it so many tokens.
+fn without_features(tensor: &Tensor, length: usize) -> Vec<i64> {
+    let mut sizes = tensor.size();
+    sizes.pop();
+    if let Some(tokens) = sizes.last_mut() {
+        *tokens = length as i64;
+    }
+    sizes
+}
+
 impl Region {
     /// Does each rank have some of the tokens between divided layers, here and now?
     pub(super) fn divides_tokens(&self) -> bool {
-        self.lengths().is_some() && is_grad_enabled()
+        // Activations that are computed again are recorded outside of a forward pass.
+        self.tokens().is_some_and(|tokens| tokens.records.load(Ordering::Relaxed) || is_grad_enabled())
     }
 
     fn shares_of(&self, tensor: &Tensor) -> Result<Vec<Range<usize>>> {
         let length = num_tokens(tensor)?;
-        if let Some(lengths) = self.lengths() {
-            lengths.insert(length);
+        if let Some(tokens) = self.tokens() {
+            tokens.sizes().insert(without_features(tensor, length));
         }
         Ok(shares(length, self.group().world_size()))
     }
@@ -92,13 +118,21 @@ impl Region {
                 Ok(vec![Some(gather(&group, &gradient, -2, &shares)?)])
             },
         )?;
+        self.note_divided(true);
         Ok(outputs.into_iter().next().unwrap_or_else(Tensor::new))
+    }
+
+    fn note_divided(&self, is_divided: bool) {
+        if let Some(tokens) = self.tokens() {
+            tokens.is_divided.store(is_divided, Ordering::Relaxed);
+        }
     }
 
     /// All tokens of an input of which each rank has some, for a layer of which each rank computes a part: its gradient is the sum of
     /// all ranks' parts. `is_used` is set by the backward pass. Collective in both passes.
     pub(super) fn enter_tokens(&self, own: &Tensor, is_used: Arc<AtomicBool>) -> Result<Tensor> {
         let (group, shares) = (self.group().clone(), self.shares_of_parts(own)?);
+        self.note_divided(false);
         let divided = shares.clone();
         let outputs = apply_function(
             "TensorParallelTokens",
@@ -116,6 +150,7 @@ impl Region {
     /// All tokens of an output of which each rank has some, for what is the same on all ranks: so is its gradient. Collective.
     pub(super) fn all_tokens(&self, own: &Tensor) -> Result<Tensor> {
         let shares = self.shares_of_parts(own)?;
+        self.note_divided(false);
         self.gather(own, -2, &shares)
     }
 
@@ -132,7 +167,8 @@ impl Region {
         let whole = lengths.iter().sum();
         let shares = shares(whole, group.world_size());
         let are_parts = shares.iter().map(ExactSizeIterator::len).eq(lengths.iter().copied());
-        if are_parts && self.lengths().is_some_and(|known| known.contains(whole)) {
+        let sizes = without_features(own, whole);
+        if are_parts && self.tokens().is_some_and(|tokens| tokens.sizes().contains(&sizes)) {
             return Ok(shares);
         }
         let texts: Vec<String> = lengths.iter().map(|length| format!("{length} tokens")).collect();
@@ -269,6 +305,7 @@ impl EmbeddingKernel for EmbeddingOfTokens {
         let own = shares.get(self.region.rank()).cloned().unwrap_or(0..0);
         let own = indices.f_narrow(-1, own.start as i64, own.len() as i64)?;
         let rows = DenseEmbeddingKernel.embedding(&own, weight, padding_idx)?;
+        self.region.note_divided(true);
         if self.gathers_tokens { self.region.all_tokens(&rows) } else { Ok(rows) }
     }
 }
