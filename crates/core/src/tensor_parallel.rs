@@ -170,7 +170,7 @@ impl From<ParallelStyle> for LayerRule {
 /// How the layers of a model are divided: rules by patterns of paths (`tp_plan` of Transformers).
 ///
 /// A pattern is a path such as `model.layers.*.mlp.up_proj`, in which `*` stands for any one component. The first component of
-/// the path may be left out, as in Transformers the name of the base model.
+/// the path may be left out, as in Transformers the name of the base model, unless the pattern is the whole path of another layer.
 ///
 /// ```
 /// use accelerate_core::tensor_parallel::{LayerEntry, LayerKind, ParallelStyle, TensorParallelPlan};
@@ -195,7 +195,7 @@ pub struct TensorParallelPlan {
     auto: Option<AutoPlan>,
 }
 
-/// What is said of layers that find their rules themselves.
+/// What the program says where it asks for a plan by `auto`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct AutoPlan {
     head_dim: Option<usize>,

@@ -140,13 +140,6 @@ fn causal_models_train_as_on_one_rank(
     #[case] degree: usize,
     #[case] head: Option<&str>,
 ) {
-    const WINDOWS: i64 = 17;
-    let run = |accelerator: Accelerator| match model {
-        "llama" => train(&accelerator, llama(), WINDOWS),
-        tied => train(&accelerator, gpt2(tied == "tied"), WINDOWS),
-    };
-    let one = Accelerator::builder().gradient_accumulation_steps(3);
-    let wanted = testing::ranks(1, one, run).unwrap();
     let plan = head.map(|head| match model {
         "llama" => json!({
             "layers.*.self_attn.q_proj": "colwise", "layers.*.self_attn.k_proj": "colwise", "layers.*.self_attn.v_proj": "colwise",
@@ -154,9 +147,19 @@ fn causal_models_train_as_on_one_rank(
         }),
         _ => json!({ "wte": "embedding_rowwise", "h.*.mlp.c_fc": "colwise", "h.*.mlp.c_proj": "rowwise", "lm_head": head }),
     });
-    let found = testing::ranks(world_size, builder(degree, plan).gradient_accumulation_steps(3), run).unwrap();
+    trains_as_on_one_rank(model, world_size, builder(degree, plan));
+}
+
+fn trains_as_on_one_rank(model: &str, world_size: usize, divided: accelerate::AcceleratorBuilder) {
+    const WINDOWS: i64 = 17;
+    let run = |accelerator: Accelerator| match model {
+        "llama" => train(&accelerator, llama(), WINDOWS),
+        tied => train(&accelerator, gpt2(tied == "tied"), WINDOWS),
+    };
+    let one = Accelerator::builder().gradient_accumulation_steps(3);
+    let wanted = testing::ranks(1, one, run).unwrap();
     assert!(wanted[0][0] - wanted[0][50] > 0.3, "nothing was learned: {:?}", wanted[0]);
-    for own in found {
+    for own in testing::ranks(world_size, divided.gradient_accumulation_steps(3), run).unwrap() {
         assert_close(&own, &wanted[0], 1e-5, model);
     }
 }
@@ -175,23 +178,13 @@ fn causal_models_whose_tokens_are_divided_train_as_on_one_rank(
     #[case] degree: usize,
     #[case] head: Option<&str>,
 ) {
-    const WINDOWS: i64 = 17;
-    let run = |accelerator: Accelerator| match model {
-        "llama" => train(&accelerator, llama(), WINDOWS),
-        tied => train(&accelerator, gpt2(tied == "tied"), WINDOWS),
-    };
-    let one = Accelerator::builder().gradient_accumulation_steps(3);
-    let wanted = testing::ranks(1, one, run).unwrap();
     let plan = head.map(|head| {
         json!({
             "wte": "embedding_rowwise", "h.*.attn.c_attn": "colwise", "h.*.attn.c_proj": "rowwise", "h.*.mlp.c_fc": "colwise",
             "h.*.mlp.c_proj": "rowwise", "lm_head": head,
         })
     });
-    let tokens = builder_of_tokens(degree, plan).gradient_accumulation_steps(3);
-    for own in testing::ranks(world_size, tokens, run).unwrap() {
-        assert_close(&own, &wanted[0], 1e-5, model);
-    }
+    trains_as_on_one_rank(model, world_size, builder_of_tokens(degree, plan));
 }
 
 #[test]

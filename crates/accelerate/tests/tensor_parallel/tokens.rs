@@ -217,7 +217,10 @@ fn tokens_are_put_together_or_the_program_is_told(
             let rows = if is_frozen_in_front { tch::no_grad(|| embed.forward(tokens)) } else { embed.forward(tokens) };
             end(&head, &norm.forward(&rows?)?)
         }))?;
-        let output = model.forward(&Tensor::arange(12, (Kind::Int64, Device::Cpu)).remainder(11).view([2, 6]));
+        let tokens = Tensor::arange(12, (Kind::Int64, Device::Cpu)).remainder(11);
+        // As many tokens as two shorter texts have together.
+        let _one_text = model.forward(&tokens.view([1, 12]));
+        let output = model.forward(&tokens.view([2, 6]));
         Ok(output.map(|output| values(&output)).map_err(|error| error.to_string()))
     };
     let plan = json!({ "embed": "embedding_rowwise", "norm": "sequence_parallel", "head": "colwise_gather_output" });

@@ -20,7 +20,7 @@ const ATTENTION: [([&str; 3], &str); 7] = [
 const PACKED_ATTENTION: [(&str, &str); 4] =
     [("c_attn", "c_proj"), ("qkv_proj", "o_proj"), ("qkv", "proj"), ("in_proj", "out_proj")];
 
-/// What makes inner features, all of which that there are, and what takes them.
+/// What makes inner features, at least one of these names, and what takes them.
 const FEED_FORWARD: [(&[&str], &str); 8] = [
     (&["up_proj", "gate_proj"], "down_proj"),
     (&["up", "gate"], "down"),
@@ -68,6 +68,10 @@ impl TensorParallelPlan {
                 let [Some(query), Some(key), Some(value)] = found else { continue };
                 if query[0] == sizes[1] && key[0] == value[0] {
                     let head_dim = whole_heads(path, head_dim, &[query[0], key[0]])?;
+                    // No head of keys serves a part of a head of queries.
+                    if !query[0].is_multiple_of(key[0]) {
+                        continue;
+                    }
                     let group = (query[0] / key[0]).max(1).saturating_mul(head_dim);
                     let units = [group, head_dim, head_dim];
                     for (name, unit) in first.into_iter().zip(units) {
@@ -91,9 +95,7 @@ impl TensorParallelPlan {
                 let Some(block) = path.strip_suffix(last).filter(|block| is_block(block)) else { continue };
                 let inner = |name: &&str| linear.get(format!("{block}{name}").as_str()).map(|found| found[0]);
                 let found: Vec<(&str, usize)> = first.iter().filter_map(|name| Some((*name, inner(name)?))).collect();
-                // Adapters have the same names, and fewer features inside.
-                if !found.is_empty() && sizes[0] <= sizes[1] && found.iter().all(|(_, features)| *features == sizes[1])
-                {
+                if !found.is_empty() && found.iter().all(|(_, features)| *features == sizes[1]) {
                     for (name, _) in found {
                         plan = plan.with(format!("{block}{name}"), ParallelStyle::Colwise);
                     }
@@ -234,6 +236,7 @@ mod tests {
     }
 
     #[rstest]
+    #[case(&[("wq", [12, 4]), ("wk", [8, 4]), ("wv", [8, 4]), ("wo", [4, 12])], Some(4), "no attention or feed-forward layers were found")]
     #[case(&[("fc1", [6, 4]), ("fc2", [4, 5])], Some(4), "no attention or feed-forward layers were found")]
     #[case(&[("wq", [8, 4]), ("wk", [8, 4]), ("wv", [8, 4]), ("wo", [4, 8])], None, "\"head_dim\"")]
     #[case(&[("wq", [8, 4]), ("wk", [8, 4]), ("wv", [8, 4]), ("wo", [4, 8])], Some(3), "whole units of 3")]

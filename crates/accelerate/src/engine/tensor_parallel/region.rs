@@ -3,7 +3,7 @@
 //! Each way there has another one back. Where an activation is the same on all ranks, so is its gradient.
 
 use super::tokens::Tokens;
-use crate::error::{Error, Result, StateError};
+use crate::error::{Result, StateError};
 use crate::group::{Group, PeerProcess, ReduceOp, shape_text};
 use crate::nn::is_floating;
 use std::collections::HashSet;
@@ -151,6 +151,7 @@ impl Region {
     /// some of its tokens, all of them: see [`enter_tokens`](Self::enter_tokens).
     pub(super) fn enter(&self, input: &Tensor) -> Result<Tensor> {
         if self.divides_tokens() {
+            self.note_divided(false);
             return self.once(input, |is_used| self.enter_tokens(input, is_used));
         }
         self.compare_input(input)?;
@@ -162,20 +163,14 @@ impl Region {
 
     fn enter_whole(&self, input: &Tensor, is_used: Arc<AtomicBool>) -> Result<Tensor> {
         let group = self.group().clone();
-        let outputs = apply_function(
-            "TensorParallelInput",
-            &[input],
-            |_| Ok(vec![input.f_detach()?]),
-            move |_, mut gradients| {
-                is_used.store(true, Ordering::Relaxed);
-                // The product that made it has made it anew, and nobody else has it.
-                let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
-                let sum = gradient.f_contiguous()?;
-                group.all_reduce(&sum, ReduceOp::Sum)?;
-                Ok(vec![Some(sum)])
-            },
-        )?;
-        Ok(outputs.into_iter().next().unwrap_or_else(Tensor::new))
+        let backward = move |gradient: Tensor| {
+            is_used.store(true, Ordering::Relaxed);
+            // The product that made it has made it anew, and nobody else has it.
+            let sum = gradient.f_contiguous()?;
+            group.all_reduce(&sum, ReduceOp::Sum)?;
+            Ok(sum)
+        };
+        apply_to_one("TensorParallelInput", input, || Ok(input.f_detach()?), backward)
     }
 
     /// What `enter` makes of an input, once for all layers in a row that have the same one.
@@ -216,30 +211,20 @@ impl Region {
         }
         self.forget_input();
         let group = self.group();
-        let forward = || -> Result<Tensor, Error> {
+        let forward = || {
             let sum = part.f_detach()?.f_contiguous()?;
             group.all_reduce(&sum, ReduceOp::Sum)?;
             Ok(sum)
         };
-        let outputs =
-            apply_function("TensorParallelSum", &[part], |_| Ok(vec![forward()?]), |_, gradients| Ok(gradients))?;
-        Ok(outputs.into_iter().next().unwrap_or_else(Tensor::new))
+        apply_to_one("TensorParallelSum", part, forward, Ok)
     }
 
     /// All ranks' slices of a dim, of these sizes, one behind the other; each rank's slice of the gradient goes back. Collective.
     pub(super) fn gather(&self, own: &Tensor, dim: i64, slices: &[Range<usize>]) -> Result<Tensor> {
         self.forget_input();
         let Some(place) = slices.get(self.rank()).cloned() else { return Ok(own.shallow_clone()) };
-        let outputs = apply_function(
-            "TensorParallelGather",
-            &[own],
-            |_| Ok(vec![gather(self.group(), own, dim, slices)?]),
-            move |_, mut gradients| {
-                let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
-                Ok(vec![Some(gradient.f_narrow(dim, place.start as i64, place.len() as i64)?)])
-            },
-        )?;
-        Ok(outputs.into_iter().next().unwrap_or_else(Tensor::new))
+        let backward = move |gradient: Tensor| Ok(gradient.f_narrow(dim, place.start as i64, place.len() as i64)?);
+        apply_to_one("TensorParallelGather", own, || gather(self.group(), own, dim, slices), backward)
     }
 
     /// This rank's slice of the last dim of what all ranks have; the slices of the gradient are put together. Collective in the
@@ -249,17 +234,29 @@ impl Region {
         self.compare_input(full)?;
         let Some(place) = slices.get(self.rank()).cloned() else { return Ok(full.shallow_clone()) };
         let (group, slices) = (self.group().clone(), slices.to_vec());
-        let outputs = apply_function(
-            "TensorParallelSplit",
-            &[full],
-            |_| Ok(vec![full.f_narrow(-1, place.start as i64, place.len() as i64)?.f_contiguous()?]),
-            move |_, mut gradients| {
-                let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
-                Ok(vec![Some(gather(&group, &gradient, -1, &slices)?)])
-            },
-        )?;
-        Ok(outputs.into_iter().next().unwrap_or_else(Tensor::new))
+        let forward = || Ok(full.f_narrow(-1, place.start as i64, place.len() as i64)?.f_contiguous()?);
+        apply_to_one("TensorParallelSplit", full, forward, move |gradient| gather(&group, &gradient, -1, &slices))
     }
+}
+
+/// A node of the graph with one input and one output. `backward` gets the output's gradient and gives the input's; without the one, there
+/// is none of the other.
+pub(super) fn apply_to_one(
+    name: &str,
+    input: &Tensor,
+    forward: impl FnOnce() -> Result<Tensor>,
+    mut backward: impl FnMut(Tensor) -> Result<Tensor> + Send + 'static,
+) -> Result<Tensor> {
+    let outputs = apply_function(
+        name,
+        &[input],
+        |_| Ok(vec![forward()?]),
+        move |_, mut gradients| {
+            let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
+            Ok(vec![Some(backward(gradient)?)])
+        },
+    )?;
+    Ok(outputs.into_iter().next().unwrap_or_else(Tensor::new))
 }
 
 /// All ranks' slices of a dim, which may differ in size. Collective.

@@ -4,8 +4,8 @@
 //! Method: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198. Activations are
 //! `[.., tokens, features]`. Where no gradients are recorded, nothing is kept for a backward pass, and every rank has all tokens.
 
-use super::region::{Region, gather};
-use crate::error::{Error, Result, StateError};
+use super::region::{Region, apply_to_one, gather};
+use crate::error::{Result, StateError};
 use crate::group::{Group, ReduceOp};
 use crate::nn::{AroundTokens, DenseEmbeddingKernel, EmbeddingKernel, Param};
 use std::collections::BTreeSet;
@@ -13,13 +13,12 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::Tensor;
-use torch_ext::apply_function;
 use torch_ext::autograd::is_grad_enabled;
 
 /// What ranks know of activations whose tokens they divide.
 #[derive(Debug, Default)]
 pub(super) struct Tokens {
-    /// Sizes of what was divided so far, but for the features: nothing else is put together again.
+    /// The sizes that activations had before they were divided, without the features. Parts of anything else are not collected.
     sizes: Mutex<BTreeSet<Vec<i64>>>,
     /// In a forward pass that records gradients, also where a part of it does not.
     records: AtomicBool,
@@ -60,7 +59,7 @@ fn num_tokens(tensor: &Tensor) -> Result<usize> {
     }
 }
 
-/// The sizes of a tensor but for its features, were it so many tokens.
+/// The sizes of `[.., tokens, features]` without the last one, and with this number of tokens.
 fn without_features(tensor: &Tensor, length: usize) -> Vec<i64> {
     let mut sizes = tensor.size();
     sizes.pop();
@@ -109,20 +108,13 @@ impl Region {
         forward: impl Fn() -> Result<Tensor>,
     ) -> Result<Tensor> {
         let (group, shares) = (self.group().clone(), shares.to_vec());
-        let outputs = apply_function(
-            name,
-            &[input],
-            |_| Ok(vec![forward()?]),
-            move |_, mut gradients| {
-                let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
-                Ok(vec![Some(gather(&group, &gradient, -2, &shares)?)])
-            },
-        )?;
+        let own = apply_to_one(name, input, forward, move |gradient| gather(&group, &gradient, -2, &shares))?;
         self.note_divided(true);
-        Ok(outputs.into_iter().next().unwrap_or_else(Tensor::new))
+        Ok(own)
     }
 
-    fn note_divided(&self, is_divided: bool) {
+    /// Remembers whether each rank has some tokens of what came last.
+    pub(super) fn note_divided(&self, is_divided: bool) {
         if let Some(tokens) = self.tokens() {
             tokens.is_divided.store(is_divided, Ordering::Relaxed);
         }
@@ -132,19 +124,12 @@ impl Region {
     /// all ranks' parts. `is_used` is set by the backward pass. Collective in both passes.
     pub(super) fn enter_tokens(&self, own: &Tensor, is_used: Arc<AtomicBool>) -> Result<Tensor> {
         let (group, shares) = (self.group().clone(), self.shares_of_parts(own)?);
-        self.note_divided(false);
         let divided = shares.clone();
-        let outputs = apply_function(
-            "TensorParallelTokens",
-            &[own],
-            |_| Ok(vec![gather(self.group(), own, -2, &shares)?]),
-            move |_, mut gradients| {
-                is_used.store(true, Ordering::Relaxed);
-                let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
-                Ok(vec![Some(own_sum(&group, &gradient, &divided)?)])
-            },
-        )?;
-        Ok(outputs.into_iter().next().unwrap_or_else(Tensor::new))
+        let backward = move |gradient: Tensor| {
+            is_used.store(true, Ordering::Relaxed);
+            own_sum(&group, &gradient, &divided)
+        };
+        apply_to_one("TensorParallelTokens", own, || gather(self.group(), own, -2, &shares), backward)
     }
 
     /// All tokens of an output of which each rank has some, for what is the same on all ranks: so is its gradient. Collective.
@@ -182,26 +167,20 @@ impl Region {
             return Ok(parameter.shallow_clone());
         }
         let group = self.group().clone();
-        let outputs = apply_function(
-            "TensorParallelParameter",
-            &[parameter],
-            |_| Ok(vec![parameter.f_detach()?]),
-            move |_, mut gradients| {
-                let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
-                // Another branch of the graph may have the same tensor.
-                let sum =
-                    if gradient.is_sparse() { gradient.f_to_dense(None, false)? } else { gradient.f_detach_copy()? };
-                let sum = sum.f_contiguous()?;
-                group.all_reduce(&sum, ReduceOp::Sum)?;
-                Ok(vec![Some(sum)])
-            },
-        )?;
-        Ok(outputs.into_iter().next().unwrap_or_else(Tensor::new))
+        let backward = move |gradient: Tensor| {
+            // Another branch of the graph may have the same tensor.
+            let sum =
+                if gradient.is_sparse() { gradient.f_to_dense(None, false)? } else { gradient.f_detach_copy()? };
+            let sum = sum.f_contiguous()?;
+            group.all_reduce(&sum, ReduceOp::Sum)?;
+            Ok(sum)
+        };
+        apply_to_one("TensorParallelParameter", parameter, || Ok(parameter.f_detach()?), backward)
     }
 }
 
 /// This rank's tokens of the sum over ranks. Collective.
-fn own_sum(group: &Group, part: &Tensor, shares: &[Range<usize>]) -> Result<Tensor, Error> {
+fn own_sum(group: &Group, part: &Tensor, shares: &[Range<usize>]) -> Result<Tensor> {
     let _no_grad = tch::no_grad_guard();
     let largest = shares.first().map_or(0, ExactSizeIterator::len) as i64;
     let own = shares.get(group.rank()).map_or(0, ExactSizeIterator::len) as i64;
