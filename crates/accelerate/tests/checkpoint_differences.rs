@@ -1,6 +1,8 @@
 //! Checkpoints where something differs: tensors from rank to rank, files of others in the folder, a model that has changed since.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
+mod warnings;
+
 use accelerate::data::{DataLoader, VecDataset};
 use accelerate::nn::{BatchNorm1d, Init, Linear, ModuleFn, ParamStore};
 use accelerate::optim::{AdamW, Optimizer, ParamGroup};
@@ -15,6 +17,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use warnings::Warnings;
 
 /// Tensors by name, as a program keeps an average of its weights.
 #[derive(Default)]
@@ -76,6 +79,38 @@ fn tensors_that_differ_from_rank_to_rank_stay_those_of_their_rank() {
     assert_eq!(run(3, false), saved);
     // Another number of ranks has no use for what each of them had.
     assert_eq!(run(2, false), vec![saved[0].clone(); 2]);
+}
+
+#[test]
+fn learning_rates_that_differ_from_rank_to_rank_stay_and_are_told() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |saves: bool, differs: bool| {
+        testing::ranks(2, Accelerator::builder(), |accelerator| {
+            let warnings = Warnings::default();
+            let _subscriber = tracing::subscriber::set_default(warnings.clone());
+            let store = ParamStore::new(accelerator.device());
+            let layer = Linear::new(store.root(), 2, 2, Default::default())?;
+            let optimizer = AdamW::new(&store, 0.1)?;
+            let model = ModuleFn::new(&store, move |rows: &Tensor| layer.forward(rows));
+            let (_model, optimizer) = accelerator.prepare((model, optimizer))?;
+            if saves {
+                if differs && accelerator.process_index() == 1 {
+                    optimizer.handle().set_lr(0, 0.5)?;
+                }
+                accelerator.save_state(folder.path())?;
+            } else {
+                accelerator.load_state(folder.path())?;
+            }
+            Ok((optimizer.handle().get_lr(0)?, warnings.taken()))
+        })
+        .unwrap()
+    };
+    run(true, true);
+    let [(first, warnings), (second, others)] = run(false, false).try_into().unwrap();
+    assert_eq!((first, second, others), (0.1, 0.5, Vec::new()));
+    assert!(matches!(&warnings[..], [one] if one.contains("optimizer had other values on rank 1")), "{warnings:?}");
+    run(true, false);
+    assert!(run(false, false).iter().all(|(rate, warnings)| *rate == 0.1 && warnings.is_empty()));
 }
 
 #[rstest]

@@ -8,8 +8,8 @@ use accelerate::nn::{BatchNorm1d, Linear, Module, ModuleFn, ParamStore};
 use accelerate::optim::{AcceleratedOptimizer, AcceleratedScheduler, AdamW, LinearWithWarmup};
 use accelerate::tch::{Kind, Tensor};
 use accelerate::{
-    Accelerator, AcceleratorBuilder, FullyShardedDataParallelPlugin, GradScalerKwargs, MixedPrecision, PreparedModel,
-    ProjectConfiguration, Result, ShardingStrategy, StateDictType, testing,
+    Accelerator, AcceleratorBuilder, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, GradScalerKwargs,
+    MixedPrecision, PreparedModel, ProjectConfiguration, Result, ShardingStrategy, StateDictType, testing,
 };
 use rstest::rstest;
 use std::collections::BTreeMap;
@@ -19,15 +19,19 @@ use std::path::Path;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sharding {
     Ddp,
+    StaticGraph,
     Fsdp(ShardingStrategy),
 }
-use Sharding::{Ddp, Fsdp};
+use Sharding::{Ddp, Fsdp, StaticGraph};
 use ShardingStrategy::{FullShard, HybridShard, OptimizerStateAndGradients as ShardGradOp};
 
 fn builder(sharding: Sharding, world_size: usize) -> AcceleratorBuilder {
     let builder = Accelerator::builder().gradient_accumulation_steps(2);
     match sharding {
         Ddp => builder,
+        StaticGraph => {
+            builder.kwargs_handler(DistributedDataParallelKwargs { static_graph: Some(true), ..Default::default() })
+        }
         Fsdp(strategy) => builder.fsdp_plugin(FullyShardedDataParallelPlugin {
             sharding_strategy: Some(strategy),
             dp_shard_size: (strategy == HybridShard).then_some((world_size / 2).max(1)),
@@ -113,9 +117,9 @@ fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
 #[rstest]
 fn a_run_goes_on_to_the_bit(
     #[values(1, 2, 3, 4)] world_size: usize,
-    #[values(Ddp, Fsdp(FullShard), Fsdp(ShardGradOp))] sharding: Sharding,
-    // Of windows of two: between two of them, and in the middle of one.
-    #[values(4, 3)] num_batches: usize,
+    #[values(Ddp, StaticGraph, Fsdp(FullShard), Fsdp(ShardGradOp))] sharding: Sharding,
+    // Of windows of two: after the first, between two others, and in the middle of one.
+    #[values(2, 4, 3)] num_batches: usize,
 ) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("checkpoint");

@@ -353,6 +353,19 @@ fn a_rank_that_evaluates_alone_is_told_what_it_waits_for() {
     assert!(error.contains("calls the model within") && error.contains("broadcast_coalesced"), "{error}");
 }
 
+/// c10d's reducer counts in its first backward pass what gradients to wait for in the later ones.
+#[test]
+fn a_static_graph_averages_accumulated_gradients() {
+    for (world_size, steps) in [(2, 2), (3, 3)] {
+        let accumulating = |kwargs| Accelerator::builder().kwargs_handler(kwargs).gradient_accumulation_steps(steps);
+        let run =
+            |kwargs| ranks(world_size, accumulating(kwargs), |accelerator| train_line(&accelerator, 72, 2, 2)).unwrap();
+        let expected = run(DistributedDataParallelKwargs::default());
+        let got = run(DistributedDataParallelKwargs { static_graph: Some(true), ..Default::default() });
+        assert_eq!(got, expected, "{world_size} ranks, {steps} micro-batches");
+    }
+}
+
 #[test]
 fn every_ddp_setting_trains() {
     let expected = ranks(1, Default::default(), |accelerator| train_line(&accelerator, 24, 12, 3)).unwrap()[0];

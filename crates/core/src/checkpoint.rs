@@ -12,7 +12,9 @@ mod whole;
 pub use assign::{Assignment, HeldTensor, PlannedFile, assign};
 pub use blocks::{BLOCK_ELEMENTS, FromBlocks, blocks_of, from_blocks, num_blocks, scale_name};
 pub use description::{Checkpoint, MOST_RUNS, MOST_STEPS, SavedObject, SavedPiece, SavedTensor};
-pub use names::{Completed, Retention, checkpoint_name, checkpoint_number};
+pub use names::{
+    COMM_HOOK, Completed, GRADIENTS, KEPT_BY_RANK, Retention, checkpoint_name, checkpoint_number, is_of_one_rank,
+};
 pub use whole::{WholeTensor, WrittenBy, plan_whole_tensors};
 
 /// What the manifest of a checkpoint is named after: `checkpoint.manifest.json`, without which a folder is no checkpoint.

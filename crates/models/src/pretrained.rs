@@ -10,6 +10,7 @@ use accelerate::checkpoint::{
     self, DeviceMapChoice, LoadAndDispatchOptions, check_saved_files, checkpoint_shapes, load_checkpoint_and_dispatch,
     load_checkpoint_in_model, refuse_codes,
 };
+use accelerate::lora::ADAPTER_CONFIG;
 use accelerate::nn::{Module, ParamStore, init};
 use accelerate::tch::{Device, Kind, Tensor};
 use accelerate::{
@@ -156,6 +157,7 @@ pub trait PretrainedModel: Module + Sized {
     fn from_pretrained(model: impl AsRef<Path>, options: &LoadOptions) -> Result<(Self, LoadReport)> {
         let folder = &model_folder(model, options.revision.as_deref()).map_err(Error::other)?;
         check_saved_files(folder)?;
+        check_holds_model(folder).map_err(Error::other)?;
         let mut config = Self::Config::from_folder(folder).map_err(Error::other)?;
         let generation = GenerationFile::read(folder).map_err(Error::other)?.unwrap_or_default();
         if let Some(ids) = generation.eos_token_id {
@@ -336,6 +338,14 @@ enum PretrainedError {
         folder.display()
     )]
     OtherQuantization { folder: PathBuf, method: String },
+
+    #[error(
+        "{} holds an adapter ({ADAPTER_CONFIG}) and no model ({CONFIG_FILE}); load the model that it was trained beside{}, then call \
+         PeftModel::from_pretrained with this folder",
+        folder.display(),
+        base.as_ref().map(|base| format!(", {base:?}")).unwrap_or_default()
+    )]
+    OnlyAdapter { folder: PathBuf, base: Option<String> },
 }
 
 /// As a new head begins in Transformers: normal weights, zero biases.
@@ -345,6 +355,19 @@ fn new_values(name: &str, tensor: &Tensor, std: f64) -> Result<()> {
         true => init::normal_(tensor, 0.0, std),
         false => init::zeros_(tensor),
     }
+}
+
+/// Fails where an adapter is all that the folder holds.
+fn check_holds_model(folder: &Path) -> Result<(), PretrainedError> {
+    let adapter = folder.join(ADAPTER_CONFIG);
+    if folder.join(CONFIG_FILE).exists() || !adapter.exists() {
+        return Ok(());
+    }
+    // Whatever else is wrong with the file is told to who loads the adapter.
+    let text = files::read_text(&adapter, MOST_BYTES).unwrap_or_default();
+    let base = files::from_json::<AdapterKeys>(&text).unwrap_or_default().base_model_name_or_path;
+    let base = base.filter(|base| !base.is_empty()).map(|base| files::shortened(&base));
+    Err(PretrainedError::OnlyAdapter { folder: folder.to_owned(), base })
 }
 
 /// Fails where the weights are codes by what `config.json` says, and nobody has said how to load them.
@@ -359,6 +382,12 @@ fn check_quantization(folder: &Path, is_asked: bool) -> Result<(), PretrainedErr
         ("bitsandbytes", false) => Err(PretrainedError::NotAskedToQuantize { folder: folder.to_owned() }),
         _ => Err(PretrainedError::OtherQuantization { folder: folder.to_owned(), method }),
     }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct AdapterKeys {
+    base_model_name_or_path: Option<String>,
 }
 
 #[derive(Default, Deserialize)]

@@ -62,6 +62,11 @@ fn llama_names_file_and_key() {
         ),
         (r#"{"head_dim": 7}"#, "head_dim is 7; wanted an even number"),
         (r#"{"rms_norm_eps": -1}"#, "rms_norm_eps is -1.0"),
+        (
+            r#"{"pad_token_id": 32000}"#,
+            "pad_token_id is 32000; wanted null, or a token below vocab_size, which is 32000",
+        ),
+        (r#"{"pad_token_id": -32001}"#, "pad_token_id is -32001"),
         (r#"{"rope_theta": 0}"#, "rope_theta is 0.0"),
         (
             r#"{"rope_scaling": {"type": "dynamic", "factor": 2}}"#,

@@ -331,6 +331,11 @@ fn what_does_not_fit_is_named_and_changes_nothing() {
     assert!(load(&strict).unwrap_err().is_weights());
     fs::remove_file(folder.path().join("config.json")).unwrap();
     assert!(message().contains("config.json"), "{}", message());
+
+    let adapter = r#"{"base_model_name_or_path": "someone/base"}"#;
+    fs::write(folder.path().join("adapter_config.json"), adapter).unwrap();
+    let found = message();
+    assert!(found.contains("holds an adapter") && found.contains(", \"someone/base\", then call"), "{found}");
 }
 
 #[test]

@@ -8,12 +8,29 @@
 using namespace te;
 
 namespace {
+// In the first backward pass of a static graph the reducer does not record the order of gradients, so it is told.
+class OrderedReducer : public c10d::Reducer {
+ public:
+  using c10d::Reducer::Reducer;
+  using c10d::Reducer::push_rebuilt_params;
+
+  // The first backward pass of a static graph that reduces says how many gradients of each parameter the later ones wait for. The
+  // base class also counts those of micro-batches before it, which do not reduce: it would wait for more than come, and never
+  // reduce again (libtorch 2.11.0; pull request 187732 of PyTorch).
+  void begin_counting() {
+    if (is_counting)
+      numGradHooksTriggeredMap_.clear();
+  }
+
+  bool is_counting = false;
+};
+
 // The reducer notes in its logger, without asking whether it has one, that the parameters without gradients have changed.
 struct LoggedReducer {
-  std::shared_ptr<c10d::Reducer> reducer;
+  std::shared_ptr<OrderedReducer> reducer;
   std::shared_ptr<c10d::Logger> logger;
 };
-c10d::Reducer &reducer(void *handle) { return *static_cast<LoggedReducer *>(handle)->reducer; }
+OrderedReducer &reducer(void *handle) { return *static_cast<LoggedReducer *>(handle)->reducer; }
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
@@ -146,12 +163,13 @@ int32_t te_reducer_new(void *const *params, size_t count, const char *const *nam
     std::unordered_map<size_t, std::string> param_names;
     for (size_t i = 0; i < count; ++i)
       param_names.emplace(i, std::string(names[i], name_lengths[i]));
-    auto reducer = std::make_shared<c10d::Reducer>(values, std::move(buckets), group(group_handle), std::vector<bool>(count, false),
+    auto reducer = std::make_shared<OrderedReducer>(values, std::move(buckets), group(group_handle), std::vector<bool>(count, false),
                                                    bucket_bytes, find_unused_parameters, gradient_as_bucket_view, std::move(param_names),
                                                    first_bucket_bytes, /*skip_all_reduce_unused_params=*/false,
                                                    /*use_python_reducer=*/false, std::vector<int64_t>{});
     if (static_graph)
       reducer->set_static_graph();
+    reducer->is_counting = static_graph;
     auto logger = std::make_shared<c10d::Logger>(reducer);
     reducer->set_logger(logger);
     *out = new LoggedReducer{std::move(reducer), std::move(logger)};
@@ -176,15 +194,24 @@ int32_t te_reducer_rebuild_buckets(void *handle, bool *out) {
 }
 
 int32_t te_reducer_prepare_for_backward(void *handle, void *const *outputs, size_t count) {
-  return guard([&] { reducer(handle).prepare_for_backward(tensors(outputs, count)); });
+  return guard([&] {
+    reducer(handle).begin_counting();
+    reducer(handle).prepare_for_backward(tensors(outputs, count));
+  });
 }
 
 int32_t te_reducer_check_finalized(void *handle) {
   return guard([&] { reducer(handle).check_finalized(); });
 }
 
-int32_t te_reducer_delay_all_reduce(void *handle) {
-  return guard([&] { reducer(handle).delay_all_reduce(); });
+int32_t te_reducer_delay_all_reduce(void *handle, const size_t *order, size_t order_count) {
+  return guard([&] {
+    OrderedReducer &self = reducer(handle);
+    self.delay_all_reduce();
+    for (size_t i = 0; self.should_rebuild_buckets() && i < order_count; ++i)
+      self.push_rebuilt_params(order[i]);
+    self.is_counting = false;
+  });
 }
 
 // What a rank without data does while the others run a backward pass: the same reductions in the same order

@@ -10,6 +10,9 @@ use std::mem::ManuallyDrop;
 use std::sync::Arc;
 use tch::{Kind, Tensor};
 
+/// What errors call a reducer that is made, or told an order.
+const OPERATION: &str = "Reducer";
+
 unsafe extern "C" {
     fn te_bucket_assignment(
         params: *const Handle,
@@ -39,7 +42,7 @@ unsafe extern "C" {
     fn te_reducer_rebuild_buckets(reducer: Handle, out: *mut bool) -> i32;
     fn te_reducer_prepare_for_backward(reducer: Handle, outputs: *const Handle, count: usize) -> i32;
     fn te_reducer_check_finalized(reducer: Handle) -> i32;
-    fn te_reducer_delay_all_reduce(reducer: Handle) -> i32;
+    fn te_reducer_delay_all_reduce(reducer: Handle, order: *const usize, order_count: usize) -> i32;
     fn te_reducer_shadow_backward(
         reducer: Handle,
         group: Handle,
@@ -135,7 +138,6 @@ unsafe impl Send for Reducer {}
 impl Reducer {
     /// Puts hooks on `params` (leaves that require gradients, equal on all ranks). `names` appear in errors.
     pub fn new(params: &[Tensor], names: &[&str], group: Arc<ProcessGroup>, options: &ReducerOptions) -> Result<Self> {
-        const OPERATION: &str = "Reducer";
         if params.is_empty() {
             return Err(Error::invalid(OPERATION, "found no parameter that requires a gradient, wanted at least one"));
         }
@@ -146,11 +148,8 @@ impl Reducer {
             ));
         }
         let order = &options.order;
-        let mut sorted = order.clone();
-        sorted.sort_unstable();
-        if !order.is_empty() && !sorted.into_iter().eq(0..params.len()) {
-            let wanted = params.len();
-            return Err(Error::invalid(OPERATION, format!("found an order that is not of all {wanted} parameters")));
+        if !order.is_empty() {
+            check_order(order, params.len())?;
         }
         let list = handles(params);
         let pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr().cast()).collect();
@@ -216,10 +215,17 @@ impl Reducer {
     }
 
     /// With `static_graph`, reduces everything at the end of the *first* backward pass, which only records the
-    /// graph. To be called once, after that pass. Collective.
-    pub fn delay_all_reduce(&self) -> Result<()> {
-        // SAFETY: the handle is alive.
-        check("DistributedDataParallel", unsafe { te_reducer_delay_all_reduce(*self.handle) })
+    /// graph. To be called once, after that pass. `order`: positions of all parameters in the order in which their gradients came
+    /// in that pass, by which the next [`rebuild_buckets`](Self::rebuild_buckets) orders the buckets. Collective.
+    ///
+    /// # Errors
+    /// The order is not of all parameters.
+    pub fn delay_all_reduce(&self, order: &[usize]) -> Result<()> {
+        check_order(order, self.params.len())?;
+        // SAFETY: the handle is alive, and the array lives through the call.
+        check("DistributedDataParallel", unsafe {
+            te_reducer_delay_all_reduce(*self.handle, order.as_ptr(), order.len())
+        })
     }
 
     /// Takes part in a backward pass of the other ranks without one of its own (`_DDPJoinHook.main_hook` of
@@ -352,6 +358,16 @@ unsafe extern "C" fn call_hook(
 unsafe extern "C" fn drop_hook(context: *mut c_void) {
     // SAFETY: the context is the `Box<Hook>` made in `register_comm_hook`, and the shim drops it once.
     drop(unsafe { Box::from_raw(context.cast::<Hook>()) });
+}
+
+/// Every parameter is to be there once.
+fn check_order(order: &[usize], num_params: usize) -> Result<()> {
+    let mut sorted = order.to_vec();
+    sorted.sort_unstable();
+    match sorted.into_iter().eq(0..num_params) {
+        true => Ok(()),
+        false => Err(Error::invalid(OPERATION, format!("found an order that is not of all {num_params} parameters"))),
+    }
 }
 
 impl Drop for Reducer {

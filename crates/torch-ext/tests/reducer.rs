@@ -71,7 +71,11 @@ fn gradients_are_means_over_ranks_for_every_option() {
                     reducer.prepare_for_backward(std::slice::from_ref(&loss)).unwrap();
                     loss.backward();
                     if static_graph && iteration == 0 {
-                        reducer.delay_all_reduce().unwrap();
+                        assert!(reducer.delay_all_reduce(&[0, 0, 1]).is_err());
+                        reducer.delay_all_reduce(&[2, 0, 1]).unwrap();
+                    }
+                    if static_graph && iteration == 1 {
+                        assert_eq!(reducer.order().unwrap(), [2, 0, 1], "what the first pass was told");
                     }
                     reducer.check_finalized().unwrap();
                 }

@@ -3,19 +3,13 @@
 
 use super::Accelerator;
 use super::checkpointing::does_not_fit;
-use crate::checkpoint::{KEPT, OpenCheckpoint, is_kept_elsewhere};
+use crate::checkpoint::{OpenCheckpoint, is_kept_elsewhere};
 use crate::error::{CheckpointError, Error, Result};
 use crate::session::{ObjectState, PreparedParameters, Takeover};
-use accelerate_core::checkpoint::Checkpoint;
+use accelerate_core::checkpoint::{COMM_HOOK, Checkpoint, GRADIENTS, KEPT_BY_RANK, is_of_one_rank};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tch::Tensor;
-
-/// Before the number of a rank, the name of the state that is its gradients.
-const GRADIENTS: &str = "gradients_";
-
-/// Before the number of a rank, the name of what its communication hooks keep from step to step.
-const COMM_HOOK: &str = "comm_hook_";
 
 /// Before the name of a tensor of a model's hook.
 fn of_hook(model: &str) -> String {
@@ -24,17 +18,12 @@ fn of_hook(model: &str) -> String {
 
 /// Was this state of one rank written by another machine, into a folder of its own? Without its tensors it is not that state.
 pub(super) fn is_elsewhere(object: &str, state: &ObjectState) -> bool {
-    if object.starts_with(KEPT) {
+    if object.starts_with(KEPT_BY_RANK) {
         return is_kept_elsewhere(state);
     }
     let models = state.values.as_object().into_iter().flat_map(|models| models.values());
     let has_tensors = || models.into_iter().any(|model| model["num_buckets"].as_u64() != Some(0));
     is_of_one_rank(object) && state.tensors.is_empty() && (object.starts_with(GRADIENTS) || has_tensors())
-}
-
-/// Is this the name of a state that one rank alone has?
-pub(super) fn is_of_one_rank(object: &str) -> bool {
-    [GRADIENTS, COMM_HOOK, KEPT].iter().any(|before| object.starts_with(before))
 }
 
 /// A model and its saved gradients by name.

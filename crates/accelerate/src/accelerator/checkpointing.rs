@@ -1,11 +1,11 @@
 //! Checkpoints of the whole run.
 
 use super::Accelerator;
-use super::between_steps::{BetweenSteps, comm_hook_of_rank, gradients_of_rank, is_elsewhere, is_of_one_rank};
+use super::between_steps::{BetweenSteps, comm_hook_of_rank, gradients_of_rank, is_elsewhere};
 use super::left_out::without_frozen;
 use super::pending_save::{CheckpointSave, Outdated};
 use crate::checkpoint::{
-    FolderWriters, FoundCheckpoint, IoMode, KEPT, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in,
+    FolderWriters, FoundCheckpoint, IoMode, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in,
     gather_whole, keep_differing, kept_by_rank, put_back, random_states, restore_random_states,
 };
 use crate::error::{CheckpointError, Error, Result, shortened_to};
@@ -13,7 +13,7 @@ use crate::messages;
 use crate::optim::GradScaler;
 use crate::session::{ObjectState, check_same_objects};
 use accelerate_core::accumulation::WindowState;
-use accelerate_core::checkpoint::checkpoint_name;
+use accelerate_core::checkpoint::{KEPT_BY_RANK, checkpoint_name, is_of_one_rank};
 use accelerate_core::config::FullyShardedSettings;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -383,7 +383,7 @@ impl Accelerator {
     /// Another number of processes has no use for what each of them held otherwise than the first.
     fn warn_of_what_is_not_kept(&self, checkpoint: &OpenCheckpoint) {
         let (now, before) = (self.num_processes(), checkpoint.description.world_size);
-        let has_some = || checkpoint.description.objects.keys().any(|name| name.starts_with(KEPT));
+        let has_some = || checkpoint.description.objects.keys().any(|name| name.starts_with(KEPT_BY_RANK));
         if now != before && self.is_main_process() && has_some() {
             messages::warning_here!(
                 "processes of the run had other buffers, registered tensors, or parameters (LocalSGD) than process 0; all go on with \

@@ -15,6 +15,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tch::{Device, Tensor};
+use torch_ext::hooks::{HookHandle, register_post_accumulate_grad_hook};
 use torch_ext::{ProcessGroup, Reducer, ReducerOptions};
 
 /// The engine of a replicated model.
@@ -36,9 +37,8 @@ pub(super) struct Replicate {
     buffers_are_due: AtomicBool,
     find_unused_parameters: bool,
     gradient_sync: AtomicBool,
-    /// With `static_graph`, the first backward pass only records and is reduced at its end.
-    first_static_pass: AtomicBool,
-    static_graph: bool,
+    /// With `static_graph`, the first backward pass only records and is reduced at its end. There before that.
+    first_static_pass: Mutex<Option<GradientOrder>>,
     /// The communication hook, the program's or the one that reads memory, divides by the world size; without one the reducer does.
     has_hook: bool,
     /// The gradients of this rank are those of a window that is not complete yet.
@@ -62,6 +62,52 @@ impl Unreduced {
 impl Drop for Unreduced {
     fn drop(&mut self) {
         self.0.iter().for_each(Param::leave_unreduced);
+    }
+}
+
+/// The order in which gradients come in the first backward pass of a static graph. c10d's reducer learns an order in the second
+/// one only; a run that is saved in between would go on with other buckets than it would have had.
+#[derive(Debug)]
+struct GradientOrder {
+    /// Positions of parameters.
+    order: Arc<Mutex<Vec<usize>>>,
+    hooks: Vec<HookHandle>,
+}
+
+impl GradientOrder {
+    fn record(trainable: &[Param]) -> Result<Self> {
+        let order: Arc<Mutex<Vec<usize>>> = Arc::default();
+        let hook = |(position, param): (usize, &Param)| {
+            let order = Arc::clone(&order);
+            register_post_accumulate_grad_hook(&param.local(), move |_| {
+                let mut order = order.lock().unwrap_or_else(PoisonError::into_inner);
+                // A parameter is complete with the last of its gradients, and in the last of several micro-batches.
+                order.retain(|&earlier| earlier != position);
+                order.push(position);
+                Ok(())
+            })
+        };
+        let hooks = trainable.iter().enumerate().map(hook).collect::<Result<_, _>>()?;
+        Ok(Self { order, hooks })
+    }
+
+    /// All of `num_params` parameters, those without a gradient last.
+    fn finish(mut self, num_params: usize) -> Vec<usize> {
+        self.remove_hooks();
+        let mut order = std::mem::take(&mut *self.order.lock().unwrap_or_else(PoisonError::into_inner));
+        let without: Vec<usize> = (0..num_params).filter(|position| !order.contains(position)).collect();
+        order.extend(without);
+        order
+    }
+
+    fn remove_hooks(&mut self) {
+        self.hooks.drain(..).for_each(|hook| hook.remove());
+    }
+}
+
+impl Drop for GradientOrder {
+    fn drop(&mut self) {
+        self.remove_hooks();
     }
 }
 
@@ -118,8 +164,7 @@ impl Replicate {
             buffers_are_due: AtomicBool::new(true),
             find_unused_parameters: kwargs.find_unused_parameters,
             gradient_sync: AtomicBool::new(true),
-            first_static_pass: AtomicBool::new(kwargs.static_graph),
-            static_graph: kwargs.static_graph,
+            first_static_pass: Mutex::new(kwargs.static_graph.then(|| GradientOrder::record(&trainable)).transpose()?),
             has_hook: !kwargs.comm_hook.is_none() || shares_memory(group, &trainable),
             window_open: AtomicBool::new(false),
             join: Mutex::new(None),
@@ -167,6 +212,11 @@ impl Replicate {
     fn reducer(&self) -> MutexGuard<'_, Reducer> {
         // The reducer keeps its own state consistent; a panic elsewhere does not change that.
         self.reducer.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn first_static_pass(&self) -> MutexGuard<'_, Option<GradientOrder>> {
+        // One value, which is whole at all times.
+        self.first_static_pass.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What decides, beside their order, how gradients are put into buckets.
@@ -234,10 +284,11 @@ impl Engine for Replicate {
     }
 
     fn after_backward(&self) -> Result<()> {
-        if self.synchronises() && self.first_static_pass.swap(false, Ordering::Relaxed) {
-            self.reducer().delay_all_reduce().map_err(|error| self.explain(error))?;
+        if !self.synchronises() {
+            return Ok(());
         }
-        Ok(())
+        let Some(first) = self.first_static_pass().take() else { return Ok(()) };
+        self.reducer().delay_all_reduce(&first.finish(self.names.len())).map_err(|error| self.explain(error))
     }
 
     fn before_step(&self) -> Result<()> {
@@ -250,7 +301,7 @@ impl Engine for Replicate {
     }
 
     fn set_join(&self, join: Option<(Arc<Join>, usize)>) -> Result<()> {
-        if join.is_some() && self.static_graph {
+        if join.is_some() && self.kwargs.static_graph {
             let feature = "join_uneven_inputs of a model with DistributedDataParallelKwargs.static_graph".to_owned();
             return Err(StateError::NotAvailable { feature, cure: "set static_graph to false" }.into());
         }
@@ -324,7 +375,10 @@ impl Engine for Replicate {
         // What it knows is of other buckets.
         self.power_sgd.iter().for_each(|power_sgd| hooks::lock(power_sgd).restart());
         self.knows_order.store(knows_order, Ordering::Relaxed);
-        self.first_static_pass.store(self.static_graph, Ordering::Relaxed);
+        let first = self.kwargs.static_graph.then(|| GradientOrder::record(&trainable)).transpose()?;
+        // The hooks of one that is replaced go without the lock.
+        let replaced = std::mem::replace(&mut *self.first_static_pass(), first);
+        drop(replaced);
         Ok(())
     }
 

@@ -61,8 +61,8 @@ pub(crate) enum CheckpointError {
     Damaged { path: PathBuf, reason: String },
 
     #[error(
-        "{} has `{name}` as state in blocks of numbers, which other ranks than those that wrote it cannot divide anew, and \
-         {wanted} is kept here; go on with as many processes and the same sharding as before",
+        "{} says that `{name}` is state in blocks of numbers (\"is_elementwise\": false), which other ranks than those that wrote it \
+         cannot divide anew, and {wanted} is kept here; go on with as many processes and the same sharding as before",
         path.display()
     )]
     InBlocks { path: PathBuf, name: String, wanted: String },

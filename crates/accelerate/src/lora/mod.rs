@@ -41,6 +41,6 @@ mod model;
 mod options;
 mod switch;
 
-pub use accelerate_core::lora::{InitLoraWeights, LoraBias, LoraConfig, Modules, TaskType};
+pub use accelerate_core::lora::{ADAPTER_CONFIG, InitLoraWeights, LoraBias, LoraConfig, Modules, TaskType};
 pub use model::{PeftModel, get_peft_model};
 pub use options::{AddAdapterOptions, LoadAdapterOptions, SavePretrainedOptions};

@@ -3,7 +3,7 @@
 use super::Optimizer;
 use super::batches::step_each;
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
-use super::state::{Loading, OptimizerState, Wanted, save_groups, save_layouts, save_tensor};
+use super::state::{Loading, OptimizerState, SharedOptions, Wanted, save_groups, save_layouts, save_tensor};
 use crate::error::{OptimError, Result};
 use crate::nn::ParamStore;
 use serde::{Deserialize, Serialize};
@@ -55,6 +55,21 @@ struct Options {
     eps: (Option<f64>, f64),
     d: f64,
     maximize: bool,
+}
+
+impl SharedOptions for Options {
+    fn check(&self, owner: &'static str, _momenta: &[f64]) -> Result<()> {
+        let &Self { beta2_decay, eps: (eps1, eps2), d, .. } = self;
+        let refuse = |name, found, wanted| Err(OptimError::Setting { owner, name, found, wanted }.into());
+        if !(beta2_decay.is_finite() && beta2_decay <= 0.0) {
+            return refuse("beta2_decay", beta2_decay, "a finite number, 0 or less");
+        }
+        if !(d.is_finite() && 1.0 <= d) {
+            return refuse("d", d, "a finite number, 1 or more");
+        }
+        at_least_zero(owner, "eps1", eps1.unwrap_or(0.0))?;
+        at_least_zero(owner, "eps2", eps2)
+    }
 }
 
 #[derive(Debug)]
@@ -299,16 +314,7 @@ impl AdafactorBuilder {
     /// # Errors
     /// A setting out of range, no parameters, or a parameter in two groups.
     pub fn build(self) -> Result<Adafactor> {
-        let Options { beta2_decay, eps: (eps1, eps2), d, .. } = self.options;
-        let refuse = |name, found, wanted| Err(OptimError::Setting { owner: "Adafactor", name, found, wanted }.into());
-        if !(beta2_decay.is_finite() && beta2_decay <= 0.0) {
-            return refuse("beta2_decay", beta2_decay, "a finite number, 0 or less");
-        }
-        if !(d.is_finite() && 1.0 <= d) {
-            return refuse("d", d, "a finite number, 1 or more");
-        }
-        at_least_zero("Adafactor", "eps1", eps1.unwrap_or(0.0))?;
-        at_least_zero("Adafactor", "eps2", eps2)?;
+        self.options.check("Adafactor", &[])?;
         let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: None };
         let handle = OptimizerHandle::new("Adafactor", self.groups, defaults)?;
         let variances = handle.params().map(|_| None).collect();

@@ -5,7 +5,7 @@ use super::batches::{Batch, Batches};
 use super::flat::{self, Steps};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
 use super::offloaded::{Elements, OffloadedState, OffloadedView, Plane, offload};
-use super::state::{Loading, OptimizerState, save_groups, save_layouts, save_tensor};
+use super::state::{Loading, OptimizerState, SharedOptions, save_groups, save_layouts, save_tensor};
 use crate::error::Result;
 use crate::nn::ParamStore;
 use accelerate_core::config::OffloadTarget;
@@ -50,6 +50,14 @@ struct Options {
     eps: f64,
     initial_accumulator_value: f64,
     maximize: bool,
+}
+
+impl SharedOptions for Options {
+    fn check(&self, owner: &'static str, _momenta: &[f64]) -> Result<()> {
+        at_least_zero(owner, "lr_decay", self.lr_decay)?;
+        at_least_zero(owner, "eps", self.eps)?;
+        at_least_zero(owner, "initial_accumulator_value", self.initial_accumulator_value)
+    }
 }
 
 impl Options {
@@ -286,10 +294,7 @@ impl AdagradBuilder {
     /// # Errors
     /// A setting out of range, no parameters, or a parameter in two groups.
     pub fn build(self) -> Result<Adagrad> {
-        at_least_zero("Adagrad", "lr_decay", self.options.lr_decay)?;
-        at_least_zero("Adagrad", "eps", self.options.eps)?;
-        let initial = self.options.initial_accumulator_value;
-        at_least_zero("Adagrad", "initial_accumulator_value", initial)?;
+        self.options.check("Adagrad", &[])?;
         let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: None };
         let handle = OptimizerHandle::new("Adagrad", self.groups, defaults)?;
         let sums = handle.params().map(|_| None).collect();

@@ -3,9 +3,9 @@
 use super::Optimizer;
 use super::batches::{Batch, Batches};
 use super::flat::{self, Steps};
-use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero, check_beta};
+use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero, beta1s, check_betas};
 use super::offloaded::{Elements, OffloadedState, OffloadedView, Plane, offload};
-use super::state::{Loading, OptimizerState, save_groups, save_layouts, save_tensor};
+use super::state::{Loading, OptimizerState, SharedOptions, save_groups, save_layouts, save_tensor};
 use crate::error::Result;
 use crate::nn::ParamStore;
 use accelerate_core::config::OffloadTarget;
@@ -64,6 +64,13 @@ struct Options {
     eps: f64,
     amsgrad: bool,
     maximize: bool,
+}
+
+impl SharedOptions for Options {
+    fn check(&self, owner: &'static str, momenta: &[f64]) -> Result<()> {
+        at_least_zero(owner, "eps", self.eps)?;
+        check_betas(owner, momenta, self.betas.1)
+    }
 }
 
 #[derive(Debug)]
@@ -429,12 +436,7 @@ impl<O: AdamKind> AdamBuilder<O> {
     /// # Errors
     /// A setting out of range, no parameters, or a parameter in two groups.
     pub fn build(self) -> Result<O> {
-        at_least_zero(O::NAME, "eps", self.options.eps)?;
-        check_beta(O::NAME, "beta1", self.options.betas.0)?;
-        check_beta(O::NAME, "beta2", self.options.betas.1)?;
-        for beta1 in self.groups.iter().filter_map(|group| group.momentum) {
-            check_beta(O::NAME, "beta1", beta1)?;
-        }
+        self.options.check(O::NAME, &beta1s(self.options.betas.0, &self.groups))?;
         let defaults =
             GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(self.options.betas.0) };
         let handle = OptimizerHandle::new(O::NAME, self.groups, defaults)?;

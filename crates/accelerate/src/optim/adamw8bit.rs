@@ -2,9 +2,9 @@
 
 use super::Optimizer;
 use super::batches::step_each;
-use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero, check_beta};
+use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero, beta1s, check_betas};
 use super::quantized::{Codebook, is_quantized, num_blocks};
-use super::state::{Loading, OptimizerState, Wanted, save_groups, save_layouts, save_tensor};
+use super::state::{Loading, OptimizerState, SharedOptions, Wanted, save_groups, save_layouts, save_tensor};
 use crate::error::{OptimError, Result};
 use crate::messages;
 use crate::nn::{Param, ParamStore};
@@ -68,6 +68,13 @@ pub struct AdamW8bit {
 struct Options {
     betas: (f64, f64),
     eps: f64,
+}
+
+impl SharedOptions for Options {
+    fn check(&self, owner: &'static str, momenta: &[f64]) -> Result<()> {
+        at_least_zero(owner, "eps", self.eps)?;
+        check_betas(owner, momenta, self.betas.1)
+    }
 }
 
 /// Both averages, and what their scales are called.
@@ -420,13 +427,8 @@ impl AdamW8bitBuilder {
     /// A setting out of range, no parameters, or a parameter in two groups.
     pub fn build(self) -> Result<AdamW8bit> {
         const NAME: &str = "AdamW8bit";
-        let Options { betas: (beta1, beta2), eps } = self.options;
-        at_least_zero(NAME, "eps", eps)?;
-        check_beta(NAME, "beta1", beta1)?;
-        check_beta(NAME, "beta2", beta2)?;
-        for beta1 in self.groups.iter().filter_map(|group| group.momentum) {
-            check_beta(NAME, "beta1", beta1)?;
-        }
+        let beta1 = self.options.betas.0;
+        self.options.check(NAME, &beta1s(beta1, &self.groups))?;
         let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(beta1) };
         let handle = OptimizerHandle::new(NAME, self.groups, defaults)?;
         let moments = handle.params().map(|_| None).collect();

@@ -116,6 +116,18 @@ pub(crate) struct GroupSettings {
     pub(crate) momentum: f64,
 }
 
+impl GroupSettings {
+    /// Refuses what no optimizer can step with. A learning rate may be below 0 here: schedules of the user's own may make it so.
+    pub(super) fn check(&self, optimizer: &'static str) -> Result<()> {
+        if !self.lr.is_finite() {
+            let (found, wanted) = (self.lr, "a finite number");
+            return Err(OptimError::Setting { owner: optimizer, name: "lr", found, wanted }.into());
+        }
+        at_least_zero(optimizer, "weight_decay", self.weight_decay)?;
+        at_least_zero(optimizer, "momentum", self.momentum)
+    }
+}
+
 /// A shared view of an optimizer: its parameter groups, learning rates and last step.
 ///
 /// The optimizer, its schedulers and the accelerator hold clones of one handle, so a learning rate
@@ -192,8 +204,7 @@ impl OptimizerHandle {
                 momentum: group.momentum.or(defaults.momentum).unwrap_or(0.0),
             };
             at_least_zero(optimizer, "lr", group.lr)?;
-            at_least_zero(optimizer, "weight_decay", group.weight_decay)?;
-            at_least_zero(optimizer, "momentum", group.momentum)?;
+            group.check(optimizer)?;
             settings.push(group);
         }
         let groups = groups.into_iter().map(|group| (group.name, group.params)).collect();
@@ -347,7 +358,8 @@ impl OptimizerHandle {
     }
 
     /// Refuses a step that would go wrong unseen: of an optimizer that does not know about accumulation and loss scaling,
-    /// although its model does; and with state of full parameters, although only shards of them are left.
+    /// although its model does; with state of full parameters, although only shards of them are left; and with settings that
+    /// a program or its schedule has since made no numbers.
     ///
     /// Returns the [`storage_version`] of the parameters.
     pub(super) fn check_step(&self) -> Result<u64> {
@@ -362,6 +374,7 @@ impl OptimizerHandle {
         if *self.lock().state_version.get_or_insert(version) != version {
             return Err(OptimError::StateFromBeforeSharding { optimizer }.into());
         }
+        self.lock().settings.iter().try_for_each(|group| group.check(optimizer))?;
         Ok(version)
     }
 
@@ -484,8 +497,18 @@ pub(super) fn at_least_zero(owner: &'static str, name: &'static str, found: f64)
     Err(OptimError::Setting { owner, name, found, wanted: "a finite number, 0 or more" }.into())
 }
 
-/// Refuses what is no share of an average that can be kept.
-pub(super) fn check_beta(owner: &'static str, name: &'static str, found: f64) -> Result<()> {
+/// The first betas of an optimizer and of those groups that have one for themselves.
+pub(super) fn beta1s(default: f64, groups: &[ParamGroup]) -> Vec<f64> {
+    std::iter::once(default).chain(groups.iter().filter_map(|group| group.momentum)).collect()
+}
+
+/// Refuses betas that are no shares of averages. Each group has a first one for itself.
+pub(super) fn check_betas(owner: &'static str, beta1s: &[f64], beta2: f64) -> Result<()> {
+    beta1s.iter().try_for_each(|&beta1| check_beta(owner, "beta1", beta1))?;
+    check_beta(owner, "beta2", beta2)
+}
+
+fn check_beta(owner: &'static str, name: &'static str, found: f64) -> Result<()> {
     if (0.0..1.0).contains(&found) {
         return Ok(());
     }

@@ -3,9 +3,9 @@
 use super::Optimizer;
 use super::batches::Batches;
 use super::flat;
-use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, check_beta};
+use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, beta1s, check_betas};
 use super::offloaded::{Elements, OffloadedState, OffloadedView, Plane, offload};
-use super::state::{Loading, OptimizerState, save_groups, save_layouts, save_tensor};
+use super::state::{Loading, OptimizerState, SharedOptions, save_groups, save_layouts, save_tensor};
 use crate::error::Result;
 use crate::nn::ParamStore;
 use accelerate_core::config::OffloadTarget;
@@ -55,6 +55,12 @@ const EXP_AVG: Plane = Plane { name: "exp_avg", initial: 0.0 };
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Options {
     betas: (f64, f64),
+}
+
+impl SharedOptions for Options {
+    fn check(&self, owner: &'static str, momenta: &[f64]) -> Result<()> {
+        check_betas(owner, momenta, self.betas.1)
+    }
 }
 
 impl Lion {
@@ -226,12 +232,8 @@ impl LionBuilder {
     /// # Errors
     /// A setting out of range, no parameters, or a parameter in two groups.
     pub fn build(self) -> Result<Lion> {
-        let (beta1, beta2) = self.options.betas;
-        check_beta("Lion", "beta1", beta1)?;
-        check_beta("Lion", "beta2", beta2)?;
-        for beta1 in self.groups.iter().filter_map(|group| group.momentum) {
-            check_beta("Lion", "beta1", beta1)?;
-        }
+        let beta1 = self.options.betas.0;
+        self.options.check("Lion", &beta1s(beta1, &self.groups))?;
         let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(beta1) };
         let handle = OptimizerHandle::new("Lion", self.groups, defaults)?;
         let exp_avgs = handle.params().map(|_| None).collect();

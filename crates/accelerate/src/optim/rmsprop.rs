@@ -4,7 +4,7 @@ use super::Optimizer;
 use super::batches::{Batch, Batches};
 use super::flat::{self, Steps};
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup, at_least_zero};
-use super::state::{Loading, OptimizerState, save_groups, save_layouts, save_tensor};
+use super::state::{Loading, OptimizerState, SharedOptions, save_groups, save_layouts, save_tensor};
 use crate::error::Result;
 use crate::nn::ParamStore;
 use serde::{Deserialize, Serialize};
@@ -65,6 +65,13 @@ struct Options {
     eps: f64,
     centered: bool,
     maximize: bool,
+}
+
+impl SharedOptions for Options {
+    fn check(&self, owner: &'static str, _momenta: &[f64]) -> Result<()> {
+        at_least_zero(owner, "alpha", self.alpha)?;
+        at_least_zero(owner, "eps", self.eps)
+    }
 }
 
 #[derive(Debug)]
@@ -299,8 +306,7 @@ impl RMSpropBuilder {
     /// # Errors
     /// A setting out of range, no parameters, or a parameter in two groups.
     pub fn build(self) -> Result<RMSprop> {
-        at_least_zero("RMSprop", "alpha", self.options.alpha)?;
-        at_least_zero("RMSprop", "eps", self.options.eps)?;
+        self.options.check("RMSprop", &[])?;
         let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(self.momentum) };
         let handle = OptimizerHandle::new("RMSprop", self.groups, defaults)?;
         let averages = handle.params().map(|_| None).collect();

@@ -4,7 +4,7 @@ use super::Optimizer;
 use super::batches::{Batch, Batches};
 use super::flat;
 use super::handle::{GroupDefaults, GroupSettings, OptimizerHandle, ParamGroup};
-use super::state::{Loading, OptimizerState, save_groups, save_layouts, save_tensor};
+use super::state::{Loading, OptimizerState, SharedOptions, save_groups, save_layouts, save_tensor};
 use crate::error::{OptimError, Result};
 use crate::nn::ParamStore;
 use serde::{Deserialize, Serialize};
@@ -53,6 +53,21 @@ struct Options {
     dampening: f64,
     nesterov: bool,
     maximize: bool,
+}
+
+impl SharedOptions for Options {
+    fn check(&self, owner: &'static str, momenta: &[f64]) -> Result<()> {
+        let Self { dampening, nesterov, .. } = *self;
+        if !dampening.is_finite() {
+            let (found, wanted) = (dampening, "a finite number");
+            return Err(OptimError::Setting { owner, name: "dampening", found, wanted }.into());
+        }
+        if nesterov && dampening != 0.0 {
+            let momentum = momenta.first().copied().unwrap_or(0.0);
+            return Err(OptimError::Nesterov { momentum, dampening }.into());
+        }
+        Ok(())
+    }
 }
 
 impl Sgd {
@@ -246,7 +261,9 @@ impl SgdBuilder {
     /// momentum or with dampening.
     pub fn build(self) -> Result<Sgd> {
         let (momentum, dampening) = (self.momentum, self.options.dampening);
-        if self.options.nesterov && (momentum <= 0.0 || dampening != 0.0) {
+        self.options.check("Sgd", &[momentum])?;
+        // Only of a new optimizer: schedules may take the momentum of a running one to 0.
+        if self.options.nesterov && momentum <= 0.0 {
             return Err(OptimError::Nesterov { momentum, dampening }.into());
         }
         let defaults = GroupDefaults { lr: self.lr, weight_decay: self.weight_decay, momentum: Some(momentum) };

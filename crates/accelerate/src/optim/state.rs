@@ -1,6 +1,6 @@
 //! Saved optimizer state: tensors by parameter name, settings by group.
 
-use super::handle::OptimizerHandle;
+use super::handle::{GroupSettings, OptimizerHandle};
 use crate::error::{OptimError, Result};
 use crate::nn::{Layout, Param, flat_elements};
 use serde::de::DeserializeOwned;
@@ -75,6 +75,20 @@ pub struct GroupState {
     pub options: Map<String, Value>,
 }
 
+impl GroupState {
+    fn settings(&self) -> GroupSettings {
+        let &Self { lr, initial_lr, weight_decay, momentum, .. } = self;
+        GroupSettings { lr, initial_lr, weight_decay, momentum }
+    }
+}
+
+/// The settings that all groups of an optimizer share, under the names PyTorch saves them by.
+pub(super) trait SharedOptions: Serialize + DeserializeOwned {
+    /// Refuses what the optimizer called `owner` cannot step with, whether a program or a saved state says so. `momenta` are the
+    /// momentum, or first beta, of the groups.
+    fn check(&self, owner: &'static str, momenta: &[f64]) -> Result<()>;
+}
+
 /// Writes the groups' shard of a state.
 pub(super) fn save_groups(handle: &OptimizerHandle, options: &impl Serialize) -> Result<Vec<GroupState>> {
     let options = match serde_json::to_value(options).map_err(crate::Error::other)? {
@@ -84,6 +98,8 @@ pub(super) fn save_groups(handle: &OptimizerHandle, options: &impl Serialize) ->
     (0..handle.num_groups())
         .map(|group| {
             let settings = handle.settings(group)?;
+            // JSON has no such numbers, so that nobody could read them again.
+            settings.check(handle.optimizer_name())?;
             Ok(GroupState {
                 name: handle.group_name(group).map(str::to_string),
                 params: handle.group_params(group).iter().map(|p| p.name().to_string()).collect(),
@@ -153,11 +169,13 @@ impl<'a> Loading<'a> {
             for name in group.params.iter().filter(|name| !params.iter().any(|p| **name == *p.name())) {
                 self.problems.push(format!("group {index} has the unknown parameter \"{name}\""));
             }
+            let refused = group.settings().check(self.handle.optimizer_name()).err();
+            self.problems.extend(refused.map(|error| format!("of group {index}, {error}")));
         }
     }
 
     /// The optimizer's other settings, which its groups share: a state in which they differ is refused.
-    pub(super) fn options<T: Serialize + DeserializeOwned>(&mut self, present: T) -> T {
+    pub(super) fn options<T: SharedOptions>(&mut self, present: T) -> T {
         let mut shared: Option<T> = None;
         for (index, group) in self.state.groups.iter().enumerate() {
             let found: T = match serde_json::from_value(Value::Object(group.options.clone())) {
@@ -180,7 +198,11 @@ impl<'a> Loading<'a> {
                 }
             }
         }
-        shared.unwrap_or(present)
+        let options = shared.unwrap_or(present);
+        let momenta: Vec<f64> = self.state.groups.iter().map(|group| group.momentum).collect();
+        let refused = options.check(self.handle.optimizer_name(), &momenta).err();
+        self.problems.extend(refused.map(|error| error.to_string()));
+        options
     }
 
     /// Of a state that may be another optimizer's, whose weight decay is applied in another place.
@@ -287,12 +309,7 @@ impl<'a> Loading<'a> {
             return Err(OptimError::StateMismatch { optimizer, problems: self.problems }.into());
         }
         for (index, group) in self.state.groups.iter().enumerate() {
-            self.handle.update(index, |settings| {
-                settings.lr = group.lr;
-                settings.initial_lr = group.initial_lr;
-                settings.weight_decay = group.weight_decay;
-                settings.momentum = group.momentum;
-            })?;
+            self.handle.update(index, |settings| *settings = group.settings())?;
         }
         self.handle.state_loaded();
         Ok(())

@@ -351,6 +351,51 @@ fn optim_saved_state_that_does_not_fit_is_listed_and_refused() {
     assert!(error.unwrap_err().to_string().contains("another optimizer has saved it"));
 }
 
+/// A saved state with another value at a place of its groups.
+fn forged(optimizer: &impl Optimizer, pointer: &str, value: serde_json::Value) -> OptimizerState {
+    let state = optimizer.state_dict().unwrap();
+    let mut groups = serde_json::to_value(&state.groups).unwrap();
+    *groups.pointer_mut(pointer).unwrap() = value;
+    OptimizerState { groups: serde_json::from_value(groups).unwrap(), ..state }
+}
+
+#[test]
+fn optim_saved_settings_that_no_optimizer_can_step_with_are_refused() {
+    let store = two_weights();
+    fn check(mut optimizer: impl Optimizer, place: &str, found: impl Into<serde_json::Value>, wanted: &str) {
+        let before = optimizer.state_dict().unwrap().groups;
+        let error = optimizer.load_state_dict(&forged(&optimizer, place, found.into())).unwrap_err().to_string();
+        assert!(error.contains(wanted), "{error:?} should contain {wanted:?}");
+        assert_eq!(optimizer.state_dict().unwrap().groups, before, "nothing was loaded");
+    }
+    let adamw = || AdamW::new(&store, 0.1).unwrap();
+    check(adamw(), "/0/weight_decay", -0.1, "of group 0, AdamW: weight_decay is -0.1");
+    check(adamw(), "/0/momentum", 1.0, "beta1 is 1");
+    check(adamw(), "/0/options/eps", -1.0, "eps is -1");
+    check(Adam::new(&store, 0.1).unwrap(), "/0/options/betas/1", 1.5, "beta2 is 1.5");
+    check(Lion::new(&store, 0.1).unwrap(), "/0/options/betas/1", -0.5, "beta2 is -0.5");
+    check(AdamW8bit::new(&store, 0.1).unwrap(), "/0/momentum", 1.5, "beta1 is 1.5");
+    check(Sgd::new(&store, 0.1).unwrap(), "/0/momentum", -0.9, "momentum is -0.9");
+    check(Sgd::builder(&store).momentum(0.9).nesterov(true).build().unwrap(), "/0/options/dampening", 0.5, "dampening");
+    check(Adagrad::new(&store, 0.1).unwrap(), "/0/options/lr_decay", -1.0, "lr_decay is -1");
+    check(RMSprop::new(&store, 0.1).unwrap(), "/0/options/alpha", -0.1, "alpha is -0.1");
+    check(Adafactor::new(&store, 0.1).unwrap(), "/0/options/d", 0.5, "d is 0.5");
+}
+
+#[test]
+fn optim_a_learning_rate_that_is_no_number_is_neither_stepped_with_nor_saved() {
+    let store = two_weights();
+    let mut optimizer = Sgd::new(&store, 0.1).unwrap();
+    train(&mut optimizer, &store, 0..1);
+    optimizer.handle().set_lr(0, f64::NAN).unwrap();
+    let before = store.get("weight").unwrap().local().copy();
+    store.get("weight").unwrap().get().unwrap().sum(None).backward();
+    for error in [optimizer.step().unwrap_err(), optimizer.state_dict().unwrap_err()] {
+        assert!(error.to_string().contains("Sgd: lr is NaN"), "{error}");
+    }
+    assert_eq!(store.get("weight").unwrap().local(), before);
+}
+
 #[test]
 fn optim_builders_refuse_impossible_settings() {
     let store = two_weights();

@@ -241,6 +241,21 @@ fn values() -> Vec<Case> {
         set("two rates of one group", "scheduler", "/objects/scheduler/values/base_lrs", json!([0.1, 0.1])),
         set("no groups", "optimizer", "/objects/optimizer/values/param_groups", json!([])),
         set("a rate that is a text", "optimizer", "/objects/optimizer/values/param_groups/0/lr", json!("fast")),
+        set(
+            "weights that grow",
+            "weight_decay is -0.1",
+            "/objects/optimizer/values/param_groups/0/weight_decay",
+            json!(-0.1),
+        ),
+        set("an average of nothing new", "beta1 is 1", "/objects/optimizer/values/param_groups/0/momentum", json!(1.0)),
+        set(
+            "an average that grows",
+            "beta2 is 1.5",
+            "/objects/optimizer/values/param_groups/0/options/betas",
+            json!([0.9, 1.5]),
+        ),
+        set("what a rank keeps that is not there", "is of none of the ranks", "/objects/kept_by_rank_1", json!({})),
+        set("gradients of a rank that is not there", "is of none of the ranks", "/objects/gradients_7", json!({})),
     ]);
     cases
 }

@@ -393,7 +393,10 @@ fn described(report: &Report) -> String {
                  their names.\n";
     }
     for (words, names) in [
-        ("Left by a save that never counted, and removed by the next one", &report.abandoned),
+        (
+            "Of a save that is under way, or was ended before it counted (the next save removes them then)",
+            &report.abandoned,
+        ),
         ("Written by no save, and not looked at", &report.foreign),
     ] {
         if !names.is_empty() {
@@ -404,7 +407,7 @@ fn described(report: &Report) -> String {
         text += "  Python Accelerate wrote it. It can be verified once `accelerate checkpoint convert` has made one of this library \
                  of it.\n";
     } else if !report.ok && !report.completed {
-        text += "  Nothing is resumed from it. It can be removed.\n";
+        text += "  Nothing is resumed from it. It can be removed, unless a save into it is under way.\n";
     }
     text += match report.verdict.filter(|_| report.completed) {
         Some(Verdict::Damaged) => {

@@ -287,7 +287,7 @@ fn foreign_files_are_named_and_no_error() {
     let found = checkpoint(folder.path(), "verify a");
     found.expect(0, &[]);
     assert!(found.stdout.contains("Written by no save, and not looked at: notes.txt"), "{}", found.stdout);
-    assert!(found.stdout.contains("removed by the next one: .checkpoint.x7.saving"), "{}", found.stdout);
+    assert!(found.stdout.contains("removes them then): .checkpoint.x7.saving"), "{}", found.stdout);
 }
 
 #[rstest]

@@ -1,5 +1,6 @@
 //! What a checkpoint says of itself.
 
+use super::names::is_of_no_rank;
 use crate::Error;
 use crate::accumulation::WindowState;
 use crate::error::weight_files::WeightFilesErrorKind as Kind;
@@ -213,6 +214,14 @@ impl Checkpoint {
             let reason = self.check_object(object)?;
             Some(format!("of `{}`, {reason}", shown(name)))
         });
+        let of_no_rank = self.objects.keys().find(|name| is_of_no_rank(name, self.world_size));
+        if let Some(name) = of_no_rank {
+            let name = shown(name);
+            return Some(format!(
+                "`{name}` is of none of the ranks that can have it, of {} processes",
+                self.world_size
+            ));
+        }
         of_objects.or_else(|| self.check_all_is_used())
     }
 

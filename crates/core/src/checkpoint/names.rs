@@ -2,6 +2,38 @@
 
 use super::MOST_STEPS;
 
+/// Before the number of a rank, the name of the object that is its gradients, which wait for a step.
+pub const GRADIENTS: &str = "gradients_";
+/// Before the number of a rank, the name of what its communication hooks keep from step to step.
+pub const COMM_HOOK: &str = "comm_hook_";
+/// Before the number of a rank, the name of those tensors that it holds otherwise than the first rank of its folder.
+pub const KEPT_BY_RANK: &str = "kept_by_rank_";
+
+/// Is this the name of an object that one rank alone has?
+///
+/// ```
+/// use accelerate_core::checkpoint::is_of_one_rank;
+/// assert!(is_of_one_rank("gradients_3"));
+/// assert!(!is_of_one_rank("model"));
+/// ```
+pub fn is_of_one_rank(object: &str) -> bool {
+    after_prefix(object).is_some()
+}
+
+/// Does the name say that one rank alone has the object, and is none of `world_size` ranks that one? Another spelling of a number
+/// is the name of another object, and rank 0 is the first of its folder.
+pub(super) fn is_of_no_rank(object: &str, world_size: usize) -> bool {
+    after_prefix(object).is_some_and(|(prefix, number)| {
+        let rank = number.parse().ok().filter(|rank: &usize| *rank < world_size && rank.to_string() == number);
+        rank.is_none_or(|rank| rank == 0 && prefix == KEPT_BY_RANK)
+    })
+}
+
+fn after_prefix(object: &str) -> Option<(&'static str, &str)> {
+    let prefixes = [GRADIENTS, COMM_HOOK, KEPT_BY_RANK].into_iter();
+    prefixes.filter_map(|prefix| Some((prefix, object.strip_prefix(prefix)?))).next()
+}
+
 /// The folder of the checkpoint of this number.
 ///
 /// ```

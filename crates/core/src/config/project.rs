@@ -31,7 +31,7 @@ record! {
         total_limit: usize => setting();
         /// Keep, beside the newest `total_limit`, every automatically named checkpoint whose number is a multiple of this. Default
         /// `None`; Python Accelerate has no such field.
-        keep_every: usize => setting();
+        keep_every: usize => setting().at_least(1);
         /// Keep, beside the newest `total_limit`, so many automatically named checkpoints with the largest metric, as the program has
         /// given it to `set_checkpoint_metric`. Default `None`; Python Accelerate has no such field.
         keep_best: usize => setting();

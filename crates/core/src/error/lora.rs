@@ -9,7 +9,7 @@ const LIST_BYTES: usize = 400;
 pub(crate) enum LoraErrorKind {
     #[error("{field} is {found}, and the rank of an adapter goes from 1 to {most}")]
     Rank { field: String, found: usize, most: usize },
-    #[error("{field} is {found}, and an adapter is multiplied by a finite number")]
+    #[error("{field} is {found:?}, and an adapter is multiplied by a number that float32 holds")]
     Alpha { field: String, found: f64 },
     #[error("lora_dropout is {found}; a probability goes from 0 to 1")]
     Dropout { found: f64 },

@@ -256,7 +256,7 @@ impl LoraConfig {
     /// Whether all of it can be used.
     ///
     /// # Errors
-    /// [`is_config`](Error::is_config): a rank of zero, a dropout that is no probability, an alpha that is not finite, a field
+    /// [`is_config`](Error::is_config): a rank of zero, a dropout that is no probability, an alpha that float32 does not hold, a field
     /// that does not go with another, or no `target_modules`.
     ///
     /// ```
@@ -273,7 +273,8 @@ impl LoraConfig {
         }
         let alphas = self.alpha_pattern.iter().map(|(pattern, alpha)| (format!("alpha_pattern[{pattern:?}]"), *alpha));
         for (field, alpha) in std::iter::once(("lora_alpha".to_owned(), self.lora_alpha)).chain(alphas) {
-            if !alpha.is_finite() {
+            // Weights are multiplied by it as a float32.
+            if alpha.abs() > f64::from(f32::MAX) || alpha.is_nan() {
                 return Err(Kind::Alpha { field, found: alpha }.into());
             }
         }

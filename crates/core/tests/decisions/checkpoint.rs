@@ -180,11 +180,22 @@ fn described(rest: &str) -> String {
 #[case::pieces_in_one_file(&described(r#","files":["a","b"],"objects":{"model":{"tensors":{"w":{"dtype":"F32","shape":[4],"pieces":[{"file":1,"layout":{"shape":[4],"elements":{"start":0,"end":2}}},{"file":1,"layout":{"shape":[4],"elements":{"start":2,"end":4}}}]}}}}"#), "`w` has two pieces in the file `b`")]
 #[case::blocks_in_one_file(&described(r#","files":["a"],"objects":{"model":{"tensors":{"w":{"dtype":"F32","shape":[1],"is_elementwise":false,"pieces":[{"file":0,"layout":{"shape":[4],"elements":{"start":0,"end":2}}},{"file":0,"layout":{"shape":[4],"elements":{"start":2,"end":4}}}]}}}}"#), "`w` has two pieces in the file `a`")]
 #[case::rows_without_end(&described(r#","files":["a"],"objects":{"model":{"tensors":{"w":{"dtype":"F32","shape":[1099511627776,2],"pieces":[{"file":0,"layout":{"shape":[1099511627776,2],"slice":{"dim":1,"indices":{"start":0,"end":1}}}}]}}}}"#), "`w` is divided into 1099511627776 runs")]
+#[case::kept_by_a_rank_beyond(&described(r#","objects":{"kept_by_rank_2":{}}"#), "`kept_by_rank_2` is of none of the ranks")]
+#[case::kept_by_the_first_rank(&described(r#","objects":{"kept_by_rank_0":{}}"#), "`kept_by_rank_0` is of none of the ranks")]
+#[case::gradients_of_a_rank_beyond(&described(r#","objects":{"gradients_2":{}}"#), "`gradients_2` is of none of the ranks")]
+#[case::a_hook_of_no_number(&described(r#","objects":{"comm_hook_":{}}"#), "`comm_hook_` is of none of the ranks")]
+#[case::another_spelling_of_a_rank(&described(r#","objects":{"gradients_01":{}}"#), "`gradients_01` is of none of the ranks")]
 #[case::a_rank_beyond(&described(r#","objects":{"model":{"values_of_ranks":{"2":1}}}"#), "rank 2")]
 fn a_description_that_contradicts_itself_is_refused(#[case] json: &str, #[case] part: &str) {
     let error = Checkpoint::from_json(json).unwrap_err();
     assert!(error.is_weight_files() && error.to_string().contains(part), "{error}");
     assert!(error.to_string().len() < 2048);
+}
+
+#[test]
+fn objects_of_ranks_of_the_run_are_read() {
+    let json = described(r#","objects":{"gradients_0":{},"gradients_1":{},"comm_hook_0":{},"kept_by_rank_1":{}}"#);
+    assert_eq!(Checkpoint::from_json(&json).unwrap().objects.len(), 4);
 }
 
 #[test]

@@ -91,6 +91,7 @@ fn owned(names: &[&str]) -> Vec<String> {
 #[case::no_rank_of_some(
     LoraConfig { rank_pattern: [("q".to_owned(), 0)].into(), ..list(&["q_proj"]) }, 0, "rank_pattern[\"q\"] is 0"
 )]
+#[case::an_alpha_beyond_float32(LoraConfig { lora_alpha: 1e308, ..list(&["q_proj"]) }, 0, "lora_alpha is 1e308")]
 #[case::no_alpha(LoraConfig { lora_alpha: f64::NAN, ..list(&["q_proj"]) }, 0, "lora_alpha is NaN")]
 #[case::no_dropout(LoraConfig { lora_dropout: -0.1, ..list(&["q_proj"]) }, 0, "lora_dropout is -0.1")]
 #[case::no_bias_of_tables(LoraConfig { lora_bias: true, ..list(&["embed_tokens"]) }, 0, "model.embed_tokens is one")]

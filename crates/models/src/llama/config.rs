@@ -200,6 +200,11 @@ impl PretrainedConfig for LlamaConfig {
         if let Some(window) = self.sliding_windows.iter().flatten().find(|window| **window < 1) {
             return Err(WrongValue::new("sliding_window", window, "a number from 1, or null"));
         }
+        // As `padding_idx` of PyTorch: numbers below 0 count from the end.
+        if let Some(pad) = self.pad_token_id.filter(|pad| !(-self.vocab_size..self.vocab_size).contains(pad)) {
+            let wanted = format!("null, or a token below vocab_size, which is {}", self.vocab_size);
+            return Err(WrongValue::new("pad_token_id", pad, wanted));
+        }
         check_num_parameters(("hidden_size", self.hidden_size), self.num_parameters(), MOST_PARAMETERS)
     }
 

@@ -290,7 +290,7 @@ mod tests {
         let layouts = BTreeMap::from([("w".to_owned(), part(100..700))]);
         let loaded = checkpoint.object("optimizer", &layouts, &BTreeMap::new(), (0, 1), &dequantize);
         let error = loaded.unwrap_err().to_string();
-        assert!(error.contains("`m.w` as state in blocks"), "{error}");
+        assert!(error.contains("`m.w` is state in blocks"), "{error}");
     }
 
     /// Of an optimizer that does not know what its codes stand for.
@@ -298,6 +298,6 @@ mod tests {
     fn an_optimizer_that_has_no_numbers_for_its_codes_is_told() {
         let folder = saved(|_, _| {});
         let error = load(&folder, Some(part(100..700)), &Ok).unwrap_err().to_string();
-        assert!(error.contains("`m.w` as state in blocks"), "{error}");
+        assert!(error.contains("`m.w` is state in blocks"), "{error}");
     }
 }

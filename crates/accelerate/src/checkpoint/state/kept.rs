@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::offload::is_outline;
 use crate::session::ObjectState;
+use accelerate_core::checkpoint::KEPT_BY_RANK;
 use accelerate_core::weight_files::Checksum;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -13,8 +14,6 @@ use std::collections::BTreeMap;
 use tch::{Device, Kind, Tensor};
 
 const OP: &str = "save_state";
-/// Before the number of a rank.
-pub(crate) const KEPT: &str = "kept_by_rank_";
 /// Among the values: how many tensors there are.
 const NUM_TENSORS: &str = "num_tensors";
 /// Among the values: what the first rank has and this one has not.
@@ -24,7 +23,7 @@ const ABSENT: &str = "absent";
 type ObjectAndName = (String, String);
 
 pub(crate) fn kept_by_rank(rank: usize) -> String {
-    format!("{KEPT}{rank}")
+    format!("{KEPT_BY_RANK}{rank}")
 }
 
 /// What a rank tells the others of its tensors.

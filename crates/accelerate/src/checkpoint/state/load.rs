@@ -160,10 +160,8 @@ impl OpenCheckpoint {
         let object = self.description.objects.entry(name.to_owned()).or_default();
         object.tensors = tensors;
         let is_same = world_size == self.description.world_size;
-        if !is_same && rank == 0 && object.values_of_ranks.values().any(|values| says_other(values, &object.values)) {
-            messages::warning_here!(
-                "{name} had other values on other ranks of the run; all ranks go on with those of rank 0"
-            );
+        if rank == 0 {
+            warn_of_other_values(name, object, is_same);
         }
         state.values = object.values_of(if is_same { rank } else { 0 }).clone();
         Ok(Some(state))
@@ -351,6 +349,26 @@ pub(super) fn flat(layout: &Layout) -> Vec<i64> {
 /// Sizes that a header has been compared with fit an `i64`.
 pub(super) fn signed(shape: &[usize]) -> Vec<i64> {
     shape.iter().map(|&size| size as i64).collect()
+}
+
+/// Says what becomes of values that ranks did not have alike.
+fn warn_of_other_values(name: &str, object: &SavedObject, is_same: bool) {
+    let others = || object.values_of_ranks.iter().filter(|(_, values)| says_other(values, &object.values));
+    match others().next() {
+        Some((other, _)) if is_same && is_alike_on_all_ranks(name) => messages::warning_here!(
+            "{name} had other values on rank {other} of the run than on rank 0, such as another learning rate, and the ranks of a \
+             run are meant to have the same; each rank goes on with its own"
+        ),
+        Some(_) if !is_same => messages::warning_here!(
+            "{name} had other values on other ranks of the run; all ranks go on with those of rank 0"
+        ),
+        _ => {}
+    }
+}
+
+/// Do all ranks of a run take the same steps with such an object?
+fn is_alike_on_all_ranks(name: &str) -> bool {
+    ["optimizer", "scheduler", "scaler"].iter().any(|kind| name.starts_with(kind))
 }
 
 /// Does a rank say something else than the first one? Ranks to which rank 0 hands rows out say less of a loader.

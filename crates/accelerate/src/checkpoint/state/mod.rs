@@ -11,7 +11,7 @@ mod save;
 mod tests;
 mod whole;
 
-pub(crate) use kept::{KEPT, is_kept_elsewhere, keep_differing, kept_by_rank, put_back};
+pub(crate) use kept::{is_kept_elsewhere, keep_differing, kept_by_rank, put_back};
 pub(crate) use load::OpenCheckpoint;
 pub(crate) use random::{random_states, restore_random_states};
 pub(crate) use save::{FolderWriters, PlannedSave, RunState};
