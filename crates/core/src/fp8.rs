@@ -76,6 +76,8 @@ pub struct DynamicScaling {
     pub recipe: Float8LinearRecipeName,
     /// Pad what a product on a GPU adds up along.
     pub pad_inner_dim: bool,
+    /// Gather sharded weights as codes, where all elements of one have a scale together.
+    pub gathers_codes: bool,
 }
 
 impl DynamicScaling {
@@ -83,7 +85,7 @@ impl DynamicScaling {
     ///
     /// ```
     /// use accelerate_core::{config::Float8LinearRecipeName, fp8::{DynamicScaling, Float8}};
-    /// let of = |recipe| DynamicScaling { recipe, pad_inner_dim: true }.gradient_format();
+    /// let of = |recipe| DynamicScaling { recipe, pad_inner_dim: true, gathers_codes: false }.gradient_format();
     /// assert_eq!(of(Float8LinearRecipeName::Tensorwise), Float8::E5M2);
     /// assert_eq!(of(Float8LinearRecipeName::Rowwise), Float8::E4M3);
     /// ```
@@ -119,6 +121,8 @@ impl Fp8Recipe {
             FP8BackendType::AO => Ok(Self::Dynamic(DynamicScaling {
                 recipe: settings.recipe_name,
                 pad_inner_dim: settings.pad_inner_dim,
+                gathers_codes: settings.enable_fsdp_float8_all_gather
+                    && settings.recipe_name == Float8LinearRecipeName::Tensorwise,
             })),
             FP8BackendType::TE => {
                 if settings.fp8_format == FP8Format::E5M2 {

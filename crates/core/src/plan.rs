@@ -95,6 +95,9 @@ pub struct ParameterEntry {
     /// sums over many batches.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_dtype: bool,
+    /// Whether its layer computes with FP8 codes and a scale for all of it, so that ranks gather codes in its place.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_fp8: bool,
 }
 
 impl ParameterEntry {
@@ -115,6 +118,7 @@ impl ParameterEntry {
             requires_grad: true,
             ties: Vec::new(),
             keeps_dtype: false,
+            in_fp8: false,
         }
     }
 

@@ -18,6 +18,7 @@
 //! code that asks for a parameter takes part.
 
 mod buffers;
+mod codes;
 mod gather;
 mod gradient;
 mod issued;

@@ -22,9 +22,19 @@ pub(crate) fn inventory(store: &ParamStore) -> Inventory {
         .flat_map(|(_, layer)| layer.params())
         .map(|param| param.name().to_owned())
         .collect();
+    let in_fp8: BTreeSet<String> = store
+        .named_layers()
+        .iter()
+        .filter_map(|(_, layer)| match layer {
+            AnyLayer::Linear(linear) if linear.kernel().gathers_codes() => Some(linear.weight.name().to_owned()),
+            _ => None,
+        })
+        .collect();
     let whole: BTreeMap<String, Param> = store.named_parameters().into_iter().collect();
     let entry = |param: &Param| {
         let (kind, shape) = (param.kind(), sizes(param));
+        let ties: Vec<String> =
+            aliases.iter().filter(|(_, first)| *first == param.name()).map(|(alias, _)| alias.clone()).collect();
         ParameterEntry {
             name: param.name().to_owned(),
             whole_shape: whole.get(param.name()).map(sizes).filter(|whole| *whole != shape),
@@ -34,7 +44,9 @@ pub(crate) fn inventory(store: &ParamStore) -> Inventory {
             original_element_bytes: None,
             requires_grad: param.requires_grad(),
             keeps_dtype: of_batch_norms.contains(param.name()),
-            ties: aliases.iter().filter(|(_, first)| *first == param.name()).map(|(alias, _)| alias.clone()).collect(),
+            // Another layer may compute with it otherwise.
+            in_fp8: ties.is_empty() && in_fp8.contains(param.name()),
+            ties,
         }
     };
     Inventory { parameters: dividable(store).iter().map(entry).collect() }

@@ -62,7 +62,7 @@ pub(crate) enum CheckpointError {
 
     #[error(
         "{} says that `{name}` is state in blocks of numbers (\"is_elementwise\": false), which other ranks than those that wrote it \
-         cannot divide anew, and {wanted} is kept here; go on with as many processes and the same sharding as before",
+         cannot divide anew, and this rank keeps {wanted}; go on with as many processes and the same sharding as before",
         path.display()
     )]
     InBlocks { path: PathBuf, name: String, wanted: String },

@@ -214,6 +214,11 @@ pub(crate) enum StateError {
     ChangedWhileRead { unit: String },
 
     #[error(
+        "the codes of {unit} are here, and nobody has said with which scales; this is a fault of accelerate, please report it"
+    )]
+    NoScales { unit: String },
+
+    #[error(
         "LocalSGD averages whole models, but the run is {distributed_type}, whose processes hold shards of one; use it \
          with data parallelism (NO, MULTI_CPU, MULTI_GPU)"
     )]

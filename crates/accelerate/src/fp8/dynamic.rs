@@ -6,7 +6,7 @@ use super::cast::Codes;
 use super::product::{ProductOptions, Products};
 use super::{check_input, computed_in, dense, rows, shaped_like, without_autocast};
 use crate::error::Result;
-use crate::nn::{DenseKernel, LinearKernel, Param};
+use crate::nn::{DenseKernel, Float8Codes, LinearKernel, Param};
 use accelerate_core::config::Float8LinearRecipeName;
 use accelerate_core::fp8::{DynamicScaling, Float8};
 use std::sync::Arc;
@@ -33,7 +33,21 @@ enum Along {
     Column,
 }
 
+/// The weight of a layer: numbers, or codes with their scale.
+#[derive(Clone, Copy)]
+struct Weight<'a> {
+    tensor: &'a Tensor,
+    scale: Option<&'a Tensor>,
+}
+
 impl DynamicLinear {
+    fn weight_codes(&self, weight: Weight<'_>, along: Along) -> Result<Codes> {
+        match weight.scale {
+            Some(scale) => Ok(Codes { data: weight.tensor.shallow_clone(), scale: scale.shallow_clone() }),
+            None => self.codes(weight.tensor, Float8::E4M3, along),
+        }
+    }
+
     fn codes(&self, matrix: &Tensor, format: Float8, along: Along) -> Result<Codes> {
         let dim = match along {
             Along::All => None,
@@ -55,9 +69,9 @@ impl DynamicLinear {
         ProductOptions { path: &self.path, pad_inner_dim: self.scaling.pad_inner_dim, adds_fast }
     }
 
-    fn output(&self, x: &Tensor, weight: &Tensor) -> Result<Tensor> {
+    fn output(&self, x: &Tensor, weight: Weight<'_>) -> Result<Tensor> {
         let x_codes = self.codes(&rows(x)?, Float8::E4M3, self.along(Along::Row))?;
-        let weight_codes = self.codes(weight, Float8::E4M3, self.along(Along::Row))?.transposed()?;
+        let weight_codes = self.weight_codes(weight, self.along(Along::Row))?.transposed()?;
         let output = self.products.product(&x_codes, &weight_codes, x.f_kind()?, self.options(true))?;
         shaped_like(&output, x)
     }
@@ -66,7 +80,7 @@ impl DynamicLinear {
     fn gradients(
         &self,
         gradient: &Tensor,
-        [x, weight]: [&Tensor; 2],
+        (x, weight): (&Tensor, Weight<'_>),
         needed: [bool; 2],
     ) -> Result<[Option<Tensor>; 2]> {
         let matrix = rows(gradient)?;
@@ -87,12 +101,12 @@ impl DynamicLinear {
         Ok([needed[0].then(of_input).transpose()?, needed[1].then(of_weight).transpose()?])
     }
 
-    fn input_gradient(&self, gradient: &Codes, weight: &Tensor, kind: Kind) -> Result<Tensor> {
+    fn input_gradient(&self, gradient: &Codes, weight: Weight<'_>, kind: Kind) -> Result<Tensor> {
         let along = match self.scaling.recipe {
             Float8LinearRecipeName::Rowwise => Along::Column,
             Float8LinearRecipeName::Tensorwise | Float8LinearRecipeName::RowwiseWithGwHp => Along::All,
         };
-        self.products.product(gradient, &self.codes(weight, Float8::E4M3, along)?, kind, self.options(false))
+        self.products.product(gradient, &self.weight_codes(weight, along)?, kind, self.options(false))
     }
 
     fn weight_gradient(&self, gradient: &Codes, x: &Tensor, kind: Kind) -> Result<Tensor> {
@@ -108,22 +122,32 @@ impl LinearKernel for DynamicLinear {
             return DenseKernel.linear(input, weight, bias);
         }
         let kind = computed_in(input)?;
-        let (x, full) = (input.f_to_kind(kind)?, weight.get()?);
-        let (kernel, weight_kind) = (self.clone(), full.f_kind()?);
+        let x = input.f_to_kind(kind)?;
+        let (in_graph, full, scale) = match weight.codes()? {
+            Some(Float8Codes { codes, scale, stand_in }) => (stand_in, codes, Some(scale)),
+            None => {
+                let full = weight.get()?;
+                (full.shallow_clone(), full, None)
+            }
+        };
+        let (kernel, weight_kind) = (self.clone(), in_graph.f_kind()?);
+        let scale_in_graph = scale.as_ref().map(Tensor::shallow_clone);
         let output = apply_function(
             "Float8Linear",
-            &[&x, &full],
+            &[&x, &in_graph],
             |context| {
                 context.save_for_backward(&[&x, &full]);
-                Ok(vec![without_autocast(&x, || self.output(&x, &full))?])
+                let weight = Weight { tensor: &full, scale: scale.as_ref() };
+                Ok(vec![without_autocast(&x, || self.output(&x, weight))?])
             },
             move |context, gradients| {
                 let Some(Some(gradient)) = gradients.first() else { return Ok(vec![None, None]) };
                 let saved = context.saved_tensors()?;
                 let [x, full] = &saved[..] else { return Err("two tensors were saved".into()) };
+                let weight = Weight { tensor: full, scale: scale_in_graph.as_ref() };
                 let needed = [context.needs_input_grad(0), context.needs_input_grad(1)];
                 let [of_input, of_weight] =
-                    without_autocast(gradient, || kernel.gradients(gradient, [x, full], needed))?;
+                    without_autocast(gradient, || kernel.gradients(gradient, (x, weight), needed))?;
                 Ok(vec![of_input, of_weight.map(|found| found.f_to_kind(weight_kind)).transpose()?])
             },
         )?
@@ -136,6 +160,10 @@ impl LinearKernel for DynamicLinear {
 
     fn is_dense(&self) -> bool {
         true
+    }
+
+    fn gathers_codes(&self) -> bool {
+        self.scaling.gathers_codes
     }
 
     fn replaced(&self) -> Option<Arc<dyn LinearKernel>> {

@@ -58,6 +58,12 @@ pub trait LinearKernel: Send + Sync + Debug {
         false
     }
 
+    /// Does it compute with FP8 codes of the weight that have one scale, which ranks with shards may gather in its place?
+    #[doc(hidden)]
+    fn gathers_codes(&self) -> bool {
+        false
+    }
+
     /// What it has taken the place of when the model was prepared, and what takes its place when the model is prepared anew.
     #[doc(hidden)]
     fn replaced(&self) -> Option<Arc<dyn LinearKernel>> {

@@ -128,7 +128,7 @@ pub use sharded_output::ShardedOutput;
 pub use sharded_state::ShardedStateDict;
 pub(crate) use sharded_state::{Pieces, assemble, flat_elements};
 pub use state_dict::{LoadReport, LoadStateDictOptions, StateDict};
-pub(crate) use storage::{Resident, Storage, UnitMember};
+pub(crate) use storage::{Float8Codes, Resident, Storage, UnitMember};
 pub use store::{ParamStore, TrainingFlag};
 pub use tiled::{tiled, tiled_cross_entropy};
 pub(crate) use token_wise::AroundTokens;

@@ -2,7 +2,7 @@
 
 use super::activation_checkpointing::note_use;
 use super::replicated::Replicated;
-use super::storage::{Resident, Storage, UnitMember};
+use super::storage::{Float8Codes, Resident, Storage, UnitMember};
 use super::{DeferWeightGrad, Init};
 use crate::error::{NnError, Result};
 use crate::group::Group;
@@ -104,6 +104,12 @@ impl Param {
     pub(crate) fn slice(&self) -> Result<Tensor> {
         note_use(self);
         self.storage().slice()
+    }
+
+    /// The full parameter as FP8 codes, where ranks with shards gather it as those.
+    pub(crate) fn codes(&self) -> Result<Option<Float8Codes>> {
+        note_use(self);
+        self.storage().codes()
     }
 
     /// That slice as a parameter of its own, flat: what engines may shard.

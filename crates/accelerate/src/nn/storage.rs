@@ -24,6 +24,10 @@ pub(crate) trait Storage: Send {
     fn slice_param(&self) -> Option<Param> {
         None
     }
+    /// The same as FP8 codes, where ranks gather it as those. Collective if ranks own shards of it.
+    fn codes(&self) -> Result<Option<Float8Codes>> {
+        Ok(None)
+    }
     /// What this rank owns.
     fn local(&self) -> Tensor;
     /// Which elements of the full tensor this rank owns.
@@ -105,6 +109,17 @@ pub(crate) trait Storage: Send {
     fn group(&self) -> Option<Group> {
         None
     }
+}
+
+/// A parameter as FP8 codes (e4m3) and a scale for all of them.
+#[derive(Debug)]
+pub(crate) struct Float8Codes {
+    /// In the shape of the parameter.
+    pub(crate) codes: Tensor,
+    /// Float, 0-d: what the numbers were multiplied by before they were rounded.
+    pub(crate) scale: Tensor,
+    /// Stands for the parameter in a graph: of its shape and of the type of its gradient, without numbers of its own.
+    pub(crate) stand_in: Tensor,
 }
 
 /// What ranks own of a unit, in memory. Dropped, it goes, and changes with it.

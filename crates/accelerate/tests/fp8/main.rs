@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 mod combinations;
+mod gathered;
 mod ranks;
 mod recipes;
 mod state;

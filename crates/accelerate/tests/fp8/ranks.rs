@@ -12,13 +12,13 @@ use accelerate::{
 use rstest::rstest;
 
 /// Five layers, all of which are used.
-struct Deep {
-    store: ParamStore,
-    layers: Vec<Linear>,
+pub(crate) struct Deep {
+    pub(crate) store: ParamStore,
+    pub(crate) layers: Vec<Linear>,
 }
 
 impl Deep {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let store = ParamStore::new(Device::Cpu);
         let sizes = [16, 32, 48, 32, 32, 16];
         let layer = |(number, sizes): (usize, &[i64])| {

@@ -6,7 +6,6 @@ use crate::settings::record::record;
 const NO_MSAMP: &str = "MS-AMP is not available, and nobody keeps it any more; choose backend AO or TE";
 const NO_PRODUCTS: &str = "a program of this library computes all three products in FP8, and a launch hands on no three values at \
      once; say it in the TERecipeKwargs of a script in Python";
-const NO_GATHER: &str = "weights are gathered in bfloat16, and become FP8 values afterwards";
 
 spelled_enum! {
     /// Whose way to compute in FP8 is followed (`FP8BackendType` of the reference, `utils/dataclasses.py`). No library is needed.
@@ -101,9 +100,10 @@ record! {
         /// The level of MS-AMP.
         opt_level: String = "O2".to_owned() => setting()
             .keys(&["opt_level", "optimization_level"]).flag("fp8_opt_level").refused(NO_MSAMP).for_python();
-        /// Gather weights in FP8, with backend AO.
+        /// Gather the weights of sharded layers that compute in FP8 as FP8 values, with backend AO and recipe tensorwise. Otherwise they
+        /// are gathered in bfloat16, and become FP8 values afterwards.
         enable_fsdp_float8_all_gather: bool = false => setting()
-            .flag("fp8_enable_fsdp_float8_all_gather").reference_default("true").without_effect(NO_GATHER);
+            .flag("fp8_enable_fsdp_float8_all_gather").reference_default("true");
         /// Pad the dim along which a product on a GPU adds up to a multiple of 16. Without it, a number of rows that 16 does not divide
         /// is an error there.
         pad_inner_dim: bool = true => setting().flag("fp8_pad_inner_dim");

@@ -120,14 +120,13 @@ impl Plan {
                 step.push(Collective { phase, operation, content, num_ranks, bytes });
             }
         };
-        let full_bytes = |unit: usize| self.gathered_bytes(unit);
         for unit in 0..self.units.len() {
-            add(Phase::Forward, Operation::AllGather, Content::Unit(unit), shard_size, full_bytes(unit));
+            add(Phase::Forward, Operation::AllGather, Content::Unit(unit), shard_size, self.gathered_bytes(unit));
         }
         for unit in (0..self.units.len()).rev() {
-            let (content, bytes) = (Content::Unit(unit), full_bytes(unit));
+            let (content, bytes) = (Content::Unit(unit), self.reduced_bytes(unit));
             if regathers {
-                add(Phase::Backward, Operation::AllGather, content, shard_size, bytes);
+                add(Phase::Backward, Operation::AllGather, content, shard_size, self.gathered_bytes(unit));
             }
             if self.units[unit].requires_grad {
                 add(Phase::Backward, Operation::ReduceScatter, content, shard_size, bytes);

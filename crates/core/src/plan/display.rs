@@ -225,6 +225,6 @@ impl fmt::Display for Summary<'_> {
 
 /// Whether two units differ in their paths only.
 fn is_alike(one: &Unit, other: &Unit) -> bool {
-    let kind = |unit: &Unit| (unit.dtype.clone(), unit.requires_grad, unit.keeps_dtype);
+    let kind = |unit: &Unit| (unit.dtype.clone(), unit.requires_grad, unit.keeps_dtype, unit.in_fp8);
     one.offsets == other.offsets && kind(one) == kind(other)
 }

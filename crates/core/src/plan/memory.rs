@@ -163,8 +163,10 @@ impl RankBytes {
 struct UnitBytes {
     /// As a model without sharding has it.
     original: usize,
-    /// Gathered, padding included.
+    /// Of all elements, padding included.
     whole: usize,
+    /// The same as what is gathered: codes take a byte for each element.
+    gathered: usize,
     parameters: usize,
     gradients: usize,
     optimizer_state: usize,
@@ -188,6 +190,7 @@ impl UnitBytes {
         Self {
             original: members.map(ParameterEntry::original_bytes).fold(0, usize::saturating_add),
             whole,
+            gathered: if unit.in_fp8 { whole / element_bytes.max(1) } else { whole },
             parameters,
             gradients: if_trained(gradients),
             optimizer_state: if_trained(own.saturating_mul(2)),
@@ -204,9 +207,18 @@ impl Plan {
         self.bytes_with(self.sharding_strategy, self.shard_size())
     }
 
-    /// Of a whole unit, padding included.
+    /// Of a whole unit as it is gathered, padding included.
     pub(super) fn gathered_bytes(&self, unit: usize) -> usize {
-        UnitBytes::of(&self.units[unit], &self.inventory, self.sharding_strategy, self.shard_size()).whole
+        self.unit_bytes(unit).gathered
+    }
+
+    /// Of the gradients of a whole unit, padding included.
+    pub(super) fn reduced_bytes(&self, unit: usize) -> usize {
+        self.unit_bytes(unit).whole
+    }
+
+    fn unit_bytes(&self, unit: usize) -> UnitBytes {
+        UnitBytes::of(&self.units[unit], &self.inventory, self.sharding_strategy, self.shard_size())
     }
 
     /// Among how many ranks units are divided.
@@ -228,7 +240,7 @@ impl Plan {
         let mut state_on_nvme = if is_state_away { std::mem::take(&mut bytes.optimizer_state) } else { 0 };
         bytes.loading = undivided;
         for unit in &self.units {
-            let UnitBytes { original, whole, parameters, gradients, optimizer_state } =
+            let UnitBytes { original, whole, gathered, parameters, gradients, optimizer_state } =
                 UnitBytes::of(unit, &self.inventory, strategy, shard_size);
             // A unit's shards are made while it is still there in full, in memory wherever they go then.
             let with_parts = undivided.saturating_add(bytes.parameters).saturating_add(parameters);
@@ -238,7 +250,8 @@ impl Plan {
             add(if is_state_away { &mut state_on_nvme } else { &mut bytes.optimizer_state }, optimizer_state);
             add(&mut bytes.gradients, gradients);
             // What is on the disk has to be read to be used, also by a rank that has all of it.
-            let gathered = if parameters == whole && !are_params_away { 0 } else { whole };
+            let is_here = parameters == whole && gathered == whole && !are_params_away;
+            let gathered = if is_here { 0 } else { gathered };
             bytes.largest_unit = bytes.largest_unit.max(gathered);
             let of_module = modules.entry(&unit.path).or_default();
             add(&mut of_module.0, gathered);

@@ -46,6 +46,9 @@ pub struct Unit {
     /// Whether they are gathered and reduced in their own element type, also in mixed precision; all or none are.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub keeps_dtype: bool,
+    /// Whether they are gathered as FP8 codes; all or none are.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub in_fp8: bool,
     /// Positions in the inventory, in registration order.
     pub parameters: Vec<usize>,
     /// Where each of them begins, and at the end the number of elements.
@@ -63,11 +66,12 @@ struct Key {
     dtype: String,
     requires_grad: bool,
     keeps_dtype: bool,
+    in_fp8: bool,
 }
 
 impl Unit {
     fn new(
-        Key { path, dtype, requires_grad, keeps_dtype }: Key,
+        Key { path, dtype, requires_grad, keeps_dtype, in_fp8 }: Key,
         parameters: Vec<usize>,
         inventory: &Inventory,
         shard_size: usize,
@@ -79,7 +83,7 @@ impl Unit {
             offsets.push(num_elements);
         }
         let shard_elements = num_elements.div_ceil(shard_size);
-        Self { path, dtype, requires_grad, keeps_dtype, parameters, offsets, num_elements, shard_elements }
+        Self { path, dtype, requires_grad, keeps_dtype, in_fp8, parameters, offsets, num_elements, shard_elements }
     }
 
     /// What people read in the place of its path.
@@ -92,7 +96,8 @@ impl Unit {
         let frozen = if self.requires_grad { "" } else { ", frozen" };
         let (tensors, elements, own) = (counted_tensors(self.parameters.len()), self.num_elements, self.shard_elements);
         let kept = if self.keeps_dtype { " in any precision" } else { "" };
-        format!("{tensors} of {}{kept}{frozen}, {elements} elements, {own} on each rank", self.dtype)
+        let gathered = if self.in_fp8 { " gathered as FP8 codes" } else { "" };
+        format!("{tensors} of {}{kept}{gathered}{frozen}, {elements} elements, {own} on each rank", self.dtype)
     }
 
     /// Elements of the unit that rank `rank` keeps, without padding.
@@ -120,8 +125,8 @@ impl fmt::Display for Unit {
 /// Plans full sharding: every parameter in a unit, every unit in equal shards on the ranks of each row of `mesh`; a number is
 /// that of ranks in a single row.
 ///
-/// Parameters of different element types, frozen ones, and those that keep their element type in mixed precision, have units of their
-/// own. A tied parameter that several units
+/// Parameters of different element types, frozen ones, those that keep their element type in mixed precision, and those that are gathered
+/// as FP8 codes, have units of their own. A tied parameter that several units
 /// use belongs to the root unit.
 ///
 /// ```
@@ -148,15 +153,15 @@ pub fn plan_sharded(inventory: &Inventory, plugin: &FullyShardedSettings, mesh: 
     let mut keys: Vec<Key> = Vec::new();
     let mut members: Vec<Vec<usize>> = Vec::new();
     for (position, parameter) in inventory.parameters.iter().enumerate() {
-        let ParameterEntry { name, dtype, requires_grad, ties, keeps_dtype, .. } = parameter;
+        let &ParameterEntry { ref name, ref dtype, requires_grad, ref ties, keeps_dtype, in_fp8, .. } = parameter;
         if is_ignored(name, plugin) {
-            placements[position] = if *requires_grad { Placement::Replicate } else { Placement::Frozen };
+            placements[position] = if requires_grad { Placement::Replicate } else { Placement::Frozen };
             continue;
         }
         let path = path_of(name);
         let path = if ties.iter().all(|tie| path_of(tie) == path) { path } else { "" };
         let (path, dtype) = (path.to_owned(), dtype.clone());
-        let key = Key { path, dtype, requires_grad: *requires_grad, keeps_dtype: *keeps_dtype };
+        let key = Key { path, dtype, requires_grad, keeps_dtype, in_fp8 };
         match keys.iter().position(|known| *known == key) {
             Some(unit) => members[unit].push(position),
             None => {

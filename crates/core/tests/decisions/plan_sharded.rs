@@ -91,6 +91,21 @@ fn parameters_that_keep_their_element_type_have_a_unit_of_their_own() {
 }
 
 #[test]
+fn parameters_that_are_gathered_as_codes_take_a_byte_for_each_element() {
+    let mut parameters = vec![entry("a", 2), entry("codes", 6), entry("c", 2)];
+    parameters[1].in_fp8 = true;
+    let plan = plan_sharded(&Inventory { parameters }, &FullyShardedSettings::default(), 2);
+    let members: Vec<(&[usize], bool)> =
+        plan.units.iter().map(|unit| (unit.parameters.as_slice(), unit.in_fp8)).collect();
+    assert_eq!(members, [(&[0, 2][..], false), (&[1], true)]);
+    assert!(plan.units[1].to_string().contains("float32 gathered as FP8 codes"), "{}", plan.units[1]);
+    let of_codes = plan.collectives().into_iter().filter(|it| it.content == Content::Unit(1));
+    let bytes: Vec<(Operation, usize)> = of_codes.map(|it| (it.operation, it.bytes)).collect();
+    assert_eq!(bytes, [(Operation::AllGather, 6), (Operation::AllGather, 6), (Operation::ReduceScatter, 24)]);
+    assert_eq!(plan.bytes_per_rank().gathered_units, 16 + 6);
+}
+
+#[test]
 fn what_several_units_share_belongs_to_the_root() {
     let mut parameters = vec![entry("layers.0.weight", 4), entry("layers.1.bias", 1)];
     parameters[0].ties = vec!["layers.1.weight".to_owned()];

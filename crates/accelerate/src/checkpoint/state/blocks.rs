@@ -267,7 +267,7 @@ mod tests {
             state.tensors.remove("m_scale.w");
         }
     })]
-    #[case::codes_without_scales("as state in blocks", &|_, state: &mut ObjectState| {
+    #[case::codes_without_scales("is state in blocks", &|_, state: &mut ObjectState| {
         state.tensors.insert("m_scale.w".to_owned(), Tensor::from_slice(&[1f64; 7]));
     })]
     fn what_does_not_go_together_is_told(

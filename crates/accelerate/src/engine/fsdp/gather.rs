@@ -1,6 +1,7 @@
 //! From shards to parameters: when a unit is gathered, when its memory goes, and what is gathered ahead.
 
 use super::FullyShard;
+use super::codes::as_bytes;
 use super::issued::IssuedCollective;
 use super::prefetch::Expected;
 use super::units::{Phase, Released};
@@ -16,11 +17,19 @@ use torch_ext::hooks::queue_callback;
 impl FullyShard {
     /// One parameter to compute with. Collective unless its unit is gathered already.
     pub(super) fn materialize(&self, unit: usize, member: usize) -> Result<Tensor> {
+        match self.0.units.content(unit).in_fp8 {
+            true => self.numbers(unit, member),
+            false => Ok(self.use_unit(unit, member)?.1),
+        }
+    }
+
+    /// A unit in full, and what a graph sees of one of its parameters. Collective unless it is gathered already.
+    pub(super) fn use_unit(&self, unit: usize, member: usize) -> Result<(Tensor, Tensor)> {
         let units = &self.0.units;
         let records = is_grad_enabled() && units.content(unit).requires_grad;
         drop(units.enter(unit, self.0.frees_after_forward));
-        if let Some(output) = units.output(unit, member, records) {
-            return Ok(output);
+        if let Some(used) = units.full_and_output(unit, member, records) {
+            return Ok(used);
         }
         let needed_by = match units.phase() {
             Phase::Forward => NeededBy::Forward,
@@ -28,10 +37,10 @@ impl FullyShard {
             Phase::Other => NeededBy::Outside,
         };
         let full = self.gather(unit, needed_by)?;
-        let outputs = if records { self.outputs_of(unit, &full)? } else { units.views(unit, &full)? };
+        let outputs = if records { self.outputs_of(unit, &full)? } else { units.seen_by_graphs(unit, &full)? };
         let output = outputs[member].shallow_clone();
         drop(units.keep_outputs(unit, needed_by, (records, outputs)));
-        Ok(output)
+        Ok((full, output))
     }
 
     /// Whether a checkpointed segment is being computed again. Then a unit stays until that is done, and afterwards as long as
@@ -59,13 +68,13 @@ impl FullyShard {
     /// as somebody holds them. Collective.
     pub(super) fn gather_exactly(&self, unit: usize) -> Result<Vec<Tensor>> {
         let units = &self.0.units;
-        let (kind, computes_in) = (units.shard(unit).f_kind()?, units.kinds(unit).compute);
-        let full = if kind == computes_in {
+        let (kind, gathered) = (units.shard(unit).f_kind()?, units.kinds(unit).gather);
+        let full = if kind == gathered {
             self.gather(unit, NeededBy::Outside)?
         } else {
             let _no_grad = tch::no_grad_guard();
             let full = units.buffers.take(units.full_elements(unit), (kind, units.device))?;
-            let own = self.place_shard(unit, &full)?;
+            let own = self.told_to_others(self.0.offloader.place_shard(unit, &full))?;
             let pending = self.0.transport.group().start_all_gather(&full, &own, &units.label(unit))?;
             pending.map_or(Ok(()), PendingCollective::wait)?;
             full
@@ -95,7 +104,11 @@ impl FullyShard {
             return Ok(());
         }
         let full = units.memory_to_gather(unit)?;
-        let own = self.place_shard(unit, &full)?;
+        let is_in_fp8 = units.content(unit).in_fp8;
+        let own = self.told_to_others(match is_in_fp8 {
+            true => self.place_codes(unit, &full, needed_by),
+            false => self.0.offloader.place_shard(unit, &full),
+        })?;
         if needed_by == NeededBy::Backward && transport.begin_backward() {
             let transport = transport.clone();
             queue_callback(move || {
@@ -103,17 +116,16 @@ impl FullyShard {
                 Ok(())
             })?;
         }
-        let pending = transport.start_all_gather(unit, (&full, &own), needed_by, &units.label(unit))?;
+        let sent = if is_in_fp8 { [as_bytes(&full)?, as_bytes(&own)?] } else { [full.shallow_clone(), own] };
+        let pending = transport.start_all_gather(unit, (&sent[0], &sent[1]), needed_by, &units.label(unit))?;
         self.0.issued.record(IssuedCollective::AllGather(unit));
         units.set_arriving(unit, (full, pending));
         Ok(())
     }
 
-    /// This rank's shard at its place in the memory of the unit. Where it cannot be read, the others are told: they would wait
-    /// for it until the deadline, and not know why.
-    fn place_shard(&self, unit: usize, full: &Tensor) -> Result<Tensor> {
-        let own = self.0.offloader.place_shard(unit, full);
-        own.inspect_err(|error| drop(self.0.transport.group().leave(&error.to_string())))
+    /// Where this rank's shard cannot be read, the others are told: they would wait for it until the deadline, and not know why.
+    fn told_to_others(&self, shard: Result<Tensor>) -> Result<Tensor> {
+        shard.inspect_err(|error| drop(self.0.transport.group().leave(&error.to_string())))
     }
 
     /// After a unit's backward pass, asks for what the next one needs.
@@ -146,7 +158,7 @@ impl FullyShard {
         Ok(torch_ext::apply_function(
             "GatherUnit",
             &locals.iter().collect::<Vec<_>>(),
-            |_| Ok(self.0.units.views(unit, full)?),
+            |_| Ok(self.0.units.seen_by_graphs(unit, full)?),
             move |_, gradients| {
                 let (own, is_reducing) = Arc::clone(&engine.0.reducer).reduce(unit, gradients)?;
                 if is_reducing {

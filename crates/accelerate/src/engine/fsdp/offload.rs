@@ -99,19 +99,34 @@ impl Offloader {
     /// This rank's shard of a unit, in its place in memory for the unsharded unit.
     pub(super) fn place_shard(&self, unit: usize, full: &Tensor) -> Result<Tensor> {
         let mut own = self.units.place_of_shard(unit, full)?;
-        let Some(blocks) = self.disk() else {
-            let shard = self.units.shard(unit);
-            if own.data_ptr() != shard.data_ptr() {
-                own.f_copy_(&shard)?;
-            }
+        if let Some(blocks) = self.disk() {
+            self.read_to(&mut own, blocks, unit)?;
             return Ok(own);
-        };
+        }
+        let shard = self.units.shard(unit);
+        if own.data_ptr() != shard.data_ptr() {
+            own.f_copy_(&shard)?;
+        }
+        Ok(own)
+    }
+
+    /// This rank's shard of a unit where it is in memory, or a copy of what is on the disk.
+    pub(super) fn shard_in_memory(&self, unit: usize) -> Result<Tensor> {
+        let shard = self.units.shard(unit);
+        let Some(blocks) = self.disk() else { return Ok(shard) };
+        let mut copy = Tensor::f_empty([shard.numel() as i64], (shard.f_kind()?, Device::Cpu))?;
+        self.read_to(&mut copy, blocks, unit)?;
+        Ok(copy)
+    }
+
+    /// Fills `own` with this rank's shard of a unit, which may have been read ahead.
+    fn read_to(&self, own: &mut Tensor, blocks: &Blocks, unit: usize) -> Result<()> {
         let ahead = self.lock().read_ahead.take_if(|ahead| ahead.unit == unit);
         match ahead {
             Some(ReadAhead { shard, .. }) => own.f_copy_(&shard.join().map_err(|_| OffloadError::ThreadGone)??)?,
-            None => self.read(blocks, unit, &own)?,
+            None => self.read(blocks, unit, own)?,
         }
-        Ok(own)
+        Ok(())
     }
 
     /// Begins to read this rank's shard of a unit that will be gathered next, beside what is computed meanwhile.

@@ -3,7 +3,7 @@
 use super::FullyShard;
 use crate::error::{NnError, Result};
 use crate::group::Group;
-use crate::nn::{DeferWeightGrad, Init, Resident, Storage, UnitMember, flat_elements};
+use crate::nn::{DeferWeightGrad, Float8Codes, Init, Resident, Storage, UnitMember, flat_elements};
 use accelerate_core::layout::Layout;
 use tch::Tensor;
 
@@ -23,6 +23,10 @@ impl ShardedStorage {
 impl Storage for ShardedStorage {
     fn materialize(&self) -> Result<Tensor> {
         self.engine.materialize(self.unit, self.member)
+    }
+
+    fn codes(&self) -> Result<Option<Float8Codes>> {
+        self.engine.codes(self.unit, self.member)
     }
 
     fn local(&self) -> Tensor {

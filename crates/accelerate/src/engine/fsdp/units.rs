@@ -1,8 +1,9 @@
 //! The units of a model on one rank: its shards, what is unsharded at the moment, and how both divide into parameters.
 
 use super::buffers::Buffers;
+use super::codes::CODES;
 use crate::amp::float_kind;
-use crate::error::Result;
+use crate::error::{Result, StateError};
 use crate::group::{NeededBy, PendingCollective};
 use crate::nn::is_floating;
 use accelerate_core::config::{FloatType, MixedPrecisionPolicy};
@@ -55,8 +56,10 @@ pub(super) struct UnitState {
     /// The parameters' pieces of it: leaves, each with elements of one parameter, perhaps none.
     locals: Vec<Tensor>,
     kinds: Kinds,
-    /// `[world_size * shard_elements]` of the type to compute in, while unsharded.
+    /// `[world_size * shard_elements]` of the type that is gathered, while unsharded.
     full: Option<Tensor>,
+    /// Of a unit that is gathered as codes: the scale of each parameter, since the last forward pass.
+    scales: Option<Vec<Tensor>>,
     /// Other ranks' shards may have changed since they were gathered. Only where the unit stays unsharded.
     is_stale: bool,
     /// How often this rank's shard had been written to when the unit was gathered.
@@ -77,6 +80,9 @@ pub(super) type Arriving = (Tensor, Option<PendingCollective>);
 /// The element types of a unit beside that of its shard.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kinds {
+    /// What is gathered.
+    pub(super) gather: Kind,
+    /// What is computed with, and what gradients come in: the same, unless codes are gathered.
     pub(super) compute: Kind,
     pub(super) reduce: Kind,
 }
@@ -84,7 +90,7 @@ pub(super) struct Kinds {
 impl Kinds {
     /// All the same.
     fn of(own: Kind) -> Self {
-        Self { compute: own, reduce: own }
+        Self { gather: own, compute: own, reduce: own }
     }
 
     /// Integers stay what they are.
@@ -94,7 +100,8 @@ impl Kinds {
             Some(wanted) => float_kind(wanted),
             None => own,
         };
-        Self { compute: kind(policy.param_dtype), reduce: kind(policy.reduce_dtype) }
+        let compute = kind(policy.param_dtype);
+        Self { gather: compute, compute, reduce: kind(policy.reduce_dtype) }
     }
 }
 
@@ -116,11 +123,12 @@ impl UnitState {
         let _no_grad = tch::no_grad_guard();
         let size = unit.shard_elements as i64;
         let kinds = if unit.keeps_dtype { Kinds::of(kind) } else { Kinds::new(kind, common.policy) };
+        let kinds = if unit.in_fp8 { Kinds { gather: CODES, ..kinds } } else { kinds };
         // Memory that nobody has written to is none yet, and full parameters are still there.
-        let full = || Tensor::f_empty([size * common.world_size as i64], (kinds.compute, common.device));
+        let full = || Tensor::f_empty([size * common.world_size as i64], (kinds.gather, common.device));
         let full = if common.stays_unsharded { Some(full()?) } else { None };
         let shard = match &full {
-            Some(full) if kinds.compute == kind => full.f_narrow(0, size * common.rank as i64, size)?,
+            Some(full) if kinds.gather == kind => full.f_narrow(0, size * common.rank as i64, size)?,
             _ => {
                 let own = Tensor::f_empty([size], (kind, common.shard_device))?;
                 // Copies from and to a GPU then need no detour.
@@ -139,6 +147,7 @@ impl UnitState {
             locals,
             kinds,
             full,
+            scales: None,
             is_stale: common.stays_unsharded,
             gathered_version: 0,
             arriving: None,
@@ -150,7 +159,7 @@ impl UnitState {
 
     /// Can other processes read the shard, and compute with it as it is?
     pub(super) fn is_readable(&self) -> bool {
-        self.shard.device() == Device::Cpu && self.shard.f_kind().is_ok_and(|kind| kind == self.kinds.compute)
+        self.shard.device() == Device::Cpu && self.shard.f_kind().is_ok_and(|kind| kind == self.kinds.gather)
     }
 
     pub(super) fn shard(&self) -> Tensor {
@@ -282,13 +291,13 @@ impl Units {
         Ok(full.f_narrow(0, size * self.rank as i64, size)?)
     }
 
-    /// Memory for the unsharded unit, for a gather in the type to compute in.
+    /// Memory for the unsharded unit, in the type that is gathered.
     pub(super) fn memory_to_gather(&self, unit: usize) -> Result<Tensor> {
         let (kept, kind) = {
             let own = &self.lock().units[unit];
             // What is there otherwise is outdated, and a graph may need it as it is.
             let kept = own.full.as_ref().filter(|_| self.stays_unsharded);
-            (kept.map(Tensor::shallow_clone), own.kinds.compute)
+            (kept.map(Tensor::shallow_clone), own.kinds.gather)
         };
         match kept {
             Some(full) => Ok(full),
@@ -347,21 +356,52 @@ impl Units {
     /// The parameters in an unsharded unit, each with a version counter of its own.
     pub(super) fn views(&self, unit: usize, full: &Tensor) -> Result<Vec<Tensor>, tch::TchError> {
         let _no_grad = tch::no_grad_guard();
-        let content = self.content(unit);
-        let view = |(member, &position): (usize, &usize)| {
-            let shape = &self.shapes[position];
-            let mut view = Tensor::f_empty([0], (full.f_kind()?, full.device()))?;
-            let offset = content.offsets[member] as i64;
-            view.f_set_source_tensor_storage_offset_(full, offset, shape, contiguous_strides(shape))
-        };
-        content.parameters.iter().enumerate().map(view).collect()
+        let members = 0..self.content(unit).parameters.len();
+        members.map(|member| in_shape_of(full, self.offset(unit, member), self.shape(unit, member))).collect()
     }
 
-    /// What this forward pass sees of a parameter, if it has asked for its unit already.
-    pub(super) fn output(&self, unit: usize, member: usize, records: bool) -> Option<Tensor> {
+    /// What graphs see of the parameters: themselves, or what stands in for codes, which have no gradients.
+    pub(super) fn seen_by_graphs(&self, unit: usize, full: &Tensor) -> Result<Vec<Tensor>, tch::TchError> {
+        if !self.content(unit).in_fp8 {
+            return self.views(unit, full);
+        }
+        let _no_grad = tch::no_grad_guard();
+        let stand_in = |member: usize| {
+            let (shape, options) = (self.shape(unit, member), (self.kinds(unit).compute, self.device));
+            let mut all = Tensor::f_empty([0], options)?;
+            // Each element is the same one.
+            all.f_set_source_tensor_storage_offset_(&Tensor::f_zeros([1], options)?, 0, shape, vec![0; shape.len()])
+        };
+        (0..self.content(unit).parameters.len()).map(stand_in).collect()
+    }
+
+    /// Where a parameter begins in the unit.
+    pub(super) fn offset(&self, unit: usize, member: usize) -> i64 {
+        self.content(unit).offsets[member] as i64
+    }
+
+    /// The unsharded unit and what this forward pass sees of a parameter, if it has asked for the unit already.
+    pub(super) fn full_and_output(&self, unit: usize, member: usize, records: bool) -> Option<(Tensor, Tensor)> {
         let state = self.lock();
-        let (recorded, outputs) = state.units[unit].outputs.as_ref()?;
-        (*recorded == records).then(|| outputs[member].shallow_clone())
+        let own = &state.units[unit];
+        let (recorded, outputs) = own.outputs.as_ref()?;
+        let full = own.full.as_ref().filter(|_| *recorded == records)?;
+        Some((full.shallow_clone(), outputs[member].shallow_clone()))
+    }
+
+    /// The scales of codes, if ranks have agreed on them.
+    pub(super) fn scales(&self, unit: usize) -> Option<Vec<Tensor>> {
+        self.lock().units[unit].scales.as_ref().map(|scales| scales.iter().map(Tensor::shallow_clone).collect())
+    }
+
+    pub(super) fn set_scales(&self, unit: usize, scales: Vec<Tensor>) {
+        self.lock().units[unit].scales = Some(scales);
+    }
+
+    /// The scale of a parameter whose codes are here.
+    pub(super) fn scale(&self, unit: usize, member: usize) -> Result<Tensor> {
+        let scale = self.scales(unit).and_then(|scales| Some(scales.get(member)?.shallow_clone()));
+        scale.ok_or_else(|| StateError::NoScales { unit: self.label(unit) }.into())
     }
 
     /// Keeps what a pass sees of the unit's parameters; without one nobody says when a use ends, and nothing is kept.
@@ -484,6 +524,12 @@ pub(super) fn pieces(unit: &Unit, rank: usize, own: &Tensor) -> Result<Vec<Tenso
         Ok(own.f_narrow(0, start as i64, shard.len() as i64)?)
     };
     (0..unit.parameters.len()).map(piece).collect()
+}
+
+/// The elements of a flat tensor from `offset` on, in a shape, with a version counter of their own.
+pub(super) fn in_shape_of(full: &Tensor, offset: i64, shape: &[i64]) -> Result<Tensor, tch::TchError> {
+    let mut view = Tensor::f_empty([0], (full.f_kind()?, full.device()))?;
+    view.f_set_source_tensor_storage_offset_(full, offset, shape, contiguous_strides(shape))
 }
 
 /// Of a tensor without gaps.

@@ -1,7 +1,7 @@
 //! What whoever wrote settings should know before a launch: what changes nothing, and what will not be found.
 
 use super::{Message, RunConfig, settings};
-use crate::config::{MixedPrecision, OffloadDevice, ZeroStage};
+use crate::config::{FP8BackendType, Float8LinearRecipeName, MixedPrecision, OffloadDevice, ZeroStage};
 use crate::names::DistributedType;
 use crate::settings::{Origin, Setting, shortened, shortened_line};
 
@@ -21,7 +21,7 @@ impl Condition {
     }
 }
 
-const CONDITIONS: [Condition; 9] = [
+const CONDITIONS: [Condition; 10] = [
     Condition {
         section: "grad_scaler_config",
         field: "",
@@ -57,6 +57,15 @@ const CONDITIONS: [Condition; 9] = [
         field: "",
         needed: "nothing is computed in FP8; set mixed_precision to fp8",
         is_met: |run| run.cluster.mixed_precision == MixedPrecision::Fp8,
+    },
+    Condition {
+        section: "fp8_config",
+        field: "enable_fsdp_float8_all_gather",
+        needed: "weights are gathered in bfloat16; set backend to AO and recipe_name to tensorwise",
+        is_met: |run| {
+            let is_dynamic = run.fp8.backend.is_none_or(|backend| backend == FP8BackendType::AO);
+            is_dynamic && run.fp8.recipe_name == Float8LinearRecipeName::Tensorwise
+        },
     },
     Condition {
         section: "parallelism_config",
