@@ -198,6 +198,13 @@ impl Layout {
         Self { flat: Some(elements), ..self }
     }
 
+    /// The same without a flat range: what the range is taken from, and the range, which is all of it if there is none.
+    pub(crate) fn ranged(&self) -> (Self, Range<usize>) {
+        let whole = Self { flat: None, ..self.clone() };
+        let range = self.flat.clone().unwrap_or_else(|| 0..whole.numel());
+        (whole, range)
+    }
+
     /// Sizes of the full tensor's dims.
     pub fn shape(&self) -> &[usize] {
         &self.shape

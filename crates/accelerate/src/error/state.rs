@@ -256,8 +256,27 @@ pub(crate) enum StateError {
     DifferentDraws,
 
     #[error(
-        "ranks that compute one model together got different gradients of {parameter}, which each of them has whole (norms by rank: \
-         {norms}): each sees some features or tokens. Where it sees some heads between divided layers, say replicated_with_grad_allreduce for it; \
+        "the ranks divide the layers of the model by different plans: rank {rank} has {} where rank 0 has {}. Give all ranks the same \
+         parallelize_plan", there.trim_end(), on_main.trim_end()
+    )]
+    DifferentPlans { rank: usize, on_main: String, there: String },
+
+    #[error(
+        "the dropout {path} gets some tokens on each rank, and parallelize_plan does not name it: it would drop others than one process \
+         does. Give it the style sequence_parallel"
+    )]
+    UnnamedDropout { path: String },
+
+    #[error(
+        "ranks that compute one model together got different gradients of {parameter}, which each of them has whole (their sizes by \
+         rank: {norms}), and no plan can name it, because it is of no layer: use it where each rank has all features and all tokens, or \
+         build a layer of it (Linear, Embedding, LayerNorm, RMSNorm)"
+    )]
+    DifferentGradientsOfNoLayer { parameter: String, norms: String },
+
+    #[error(
+        "ranks that compute one model together got different gradients of {parameter}, which each of them has whole (their sizes by \
+         rank: {norms}): each sees some features or tokens. Where it sees some heads between divided layers, say replicated_with_grad_allreduce for it; \
          where the plan divides tokens, sequence_parallel; or gather the output in front of it (colwise_gather_output)"
     )]
     DifferentGradients { parameter: String, norms: String },
@@ -276,7 +295,8 @@ pub(crate) enum StateError {
     #[error(
         "the plan divides tokens among ranks, and a layer got other ones than those that were divided: {per_rank}. Either what is in front \
          of it is not in parallelize_plan (embedding_rowwise, rowwise or sequence_parallel), or it gives all tokens already \
-         (output_layouts), or the program has put tokens into other places"
+         (output_layouts), or it stands between layers that divide features, which have all tokens, and sequence_parallel is not its \
+         style, or the program has put tokens into other places"
     )]
     TokensNotDivided { per_rank: String },
 

@@ -3,9 +3,9 @@
 use super::{assert_close, builder, fill, values};
 use accelerate::data::{DataLoader, VecDataset};
 use accelerate::nn::{Embedding, LayerNorm, Linear, LinearConfig, Module, ModuleFn, ParamStore};
-use accelerate::optim::Sgd;
+use accelerate::optim::{AdamW, Sgd};
 use accelerate::tch::{Device, Kind, Tensor};
-use accelerate::{Accelerator, AutoWrapPolicy, FullyShardedDataParallelPlugin, Result, testing};
+use accelerate::{Accelerator, AcceleratorBuilder, AutoWrapPolicy, FullyShardedDataParallelPlugin, Result, testing};
 use serde_json::json;
 
 /// Query-key norms (Qwen3): a layer that works head by head between two divided ones, and is whole on every rank.
@@ -166,4 +166,69 @@ fn a_row_that_is_not_asked_for_does_not_matter() {
         Ok(())
     })
     .unwrap();
+}
+
+#[test]
+fn plans_that_differ_from_rank_to_rank_are_named() {
+    let errors = testing::ranks(2, builder(2, &json!({ "up": "colwise" })), |accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let path = if accelerator.process_index() == 0 { "up" } else { "up.projection" };
+        let up = Linear::new(store.root() / path, 4, 8, Default::default())?;
+        let model = ModuleFn::new(&store, move |x: &Tensor| up.forward(x));
+        Ok(accelerator.prepare(model).err().map(|error| error.to_string()))
+    });
+    for error in errors.unwrap() {
+        let error = error.unwrap();
+        assert!(error.contains("different plans") || error.contains("projection"), "{error}");
+    }
+}
+
+/// A table with an odd number of rows is divided unevenly, and what each rank has whole is then cut at other elements.
+#[test]
+fn a_checkpoint_of_slices_of_other_sizes_is_read_on_any_mesh() {
+    let plan = json!({ "embed": "embedding_rowwise", "up": "colwise", "down": "rowwise" });
+    let fsdp =
+        || FullyShardedDataParallelPlugin { auto_wrap_policy: Some(AutoWrapPolicy::NoWrap), ..Default::default() };
+    let run = |builder: AcceleratorBuilder, world_size: usize, folder: &std::path::Path, loads: bool| {
+        testing::ranks(world_size, builder, |accelerator| {
+            let store = ParamStore::new(accelerator.device());
+            let root = store.root();
+            let embed = Embedding::new(&root / "embed", 7, 4, Default::default())?;
+            let positions = Embedding::new(&root / "positions", 9, 4, Default::default())?;
+            let up = Linear::new(&root / "up", 4, 5, Default::default())?;
+            let down = Linear::new(&root / "down", 5, 4, Default::default())?;
+            fill(&store)?;
+            let model = ModuleFn::new(&store, move |tokens: &Tensor| {
+                let places = Tensor::arange(5, (Kind::Int64, Device::Cpu));
+                let x = embed.forward(tokens)?.f_add(&positions.forward(&places)?)?;
+                Ok(down.forward(&up.forward(&x)?.f_gelu("none")?)?.f_square()?.f_mean(Kind::Float)?)
+            });
+            let (model, mut optimizer) = accelerator.prepare((model, AdamW::new(&store, 0.1)?))?;
+            let tokens = Tensor::from_slice(&[1i64, 2, 6, 4, 0]).view([1, 5]);
+            let mut step = || -> Result<f64> {
+                let loss = model.forward(&tokens)?;
+                accelerator.backward(&loss)?;
+                optimizer.step()?;
+                optimizer.zero_grad()?;
+                Ok(loss.double_value(&[]))
+            };
+            if loads {
+                accelerator.load_state(folder)?;
+            } else {
+                step()?;
+                accelerator.save_state(folder)?;
+            }
+            (0..3).map(|_| step()).collect::<Result<Vec<f64>>>()
+        })
+        .unwrap()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("checkpoint");
+    let divided = || builder(2, &plan).fsdp_plugin(fsdp());
+    let wanted = run(divided(), 4, &path, false);
+    for (builder, world_size) in [(divided(), 4), (builder(2, &plan), 2), (Accelerator::builder(), 1)] {
+        for found in run(builder, world_size, &path, true) {
+            assert_close(&found, &wanted[0], 2e-6, "losses");
+        }
+    }
 }

@@ -3,13 +3,15 @@
 
 use super::{assert_close, builder, fill, values};
 use accelerate::nn::{
-    Checkpointed, Dropout, Embedding, LayerNorm, Linear, Module, ModuleFn, ParamStore, RMSNorm, RMSNormConfig,
+    Checkpointed, Dropout, Embedding, Init, LayerNorm, Linear, Module, ModuleFn, ParamStore, RMSNorm, RMSNormConfig,
 };
 use accelerate::optim::Sgd;
 use accelerate::tch::{self, Device, Kind, Tensor};
 use accelerate::{Accelerator, Result, TorchTensorParallelPlugin, testing};
 use rstest::rstest;
 use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How the model's parts are made.
 #[derive(Clone, Copy, Default)]
@@ -269,5 +271,67 @@ fn a_plan_without_rules_for_tokens_is_refused_where_they_are_asked_for() {
     });
     for error in errors.unwrap() {
         assert!(error.as_ref().is_some_and(|error| error.contains("sequence_parallelism")), "{error:?}");
+    }
+}
+
+/// It would drop others than one process does, and ranks with fewer tokens would draw fewer numbers.
+#[rstest]
+fn a_dropout_that_no_rule_names_is_an_error(
+    #[values("dropout", "block.drop")] name: &str,
+    #[values(2, 6)] length: i64,
+) {
+    let mut plan = plan(&[]);
+    plan.as_object_mut().unwrap().remove(name);
+    let errors = testing::ranks(2, builder(2, &plan), |accelerator| {
+        Ok(train(&accelerator, Parts::default(), length).err().map(|error| error.to_string()))
+    });
+    for error in errors.unwrap() {
+        let wanted = format!("the dropout {name} gets some tokens on each rank");
+        assert!(error.as_ref().is_some_and(|error| error.contains(&wanted)), "{error:?}");
+    }
+}
+
+/// Its gradients are compared when there are some, and not in the first steps of the run.
+#[test]
+fn a_parameter_that_is_first_used_later_is_compared_then() {
+    let plan = json!({
+        "embed": "embedding_rowwise",
+        "norm": "sequence_parallel",
+        "up": "colwise",
+        "down": "rowwise",
+        "last": { "style": "sequence_parallel", "output_layouts": "Replicate" },
+    });
+    let errors = testing::ranks(2, builder(2, &plan), |accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let root = store.root();
+        let norm = LayerNorm::new(&root / "norm", [4], Default::default())?;
+        let up = Linear::new(&root / "up", 4, 8, Default::default())?;
+        let down = Linear::new(&root / "down", 8, 4, Default::default())?;
+        let embed = Embedding::new(&root / "embed", 5, 4, Default::default())?;
+        let last = LayerNorm::new(&root / "last", [4], Default::default())?;
+        let scale = root.param("scale", ([4], Init::Ones))?;
+        fill(&store)?;
+        let uses = Arc::new(AtomicBool::new(false));
+        let uses_scale = Arc::clone(&uses);
+        let model = ModuleFn::new(&store, move |tokens: &Tensor| {
+            let first = down.forward(&up.forward(&norm.forward(&embed.forward(tokens)?)?)?)?;
+            let scaled = if uses_scale.load(Ordering::Relaxed) { first.f_mul(&scale.get()?)? } else { first };
+            Ok(last.forward(&down.forward(&up.forward(&norm.forward(&scaled)?)?)?)?.f_square()?.f_mean(Kind::Float)?)
+        });
+        let (model, mut optimizer) = accelerator.prepare((model, Sgd::new(&store, 0.1)?))?;
+        let tokens = Tensor::from_slice(&[1i64, 2, 3, 4, 0, 1]).view([1, 6]);
+        let mut step = || {
+            accelerator.backward(&model.forward(&tokens)?)?;
+            optimizer.step()?;
+            optimizer.zero_grad()
+        };
+        (0..5).try_for_each(|_| step())?;
+        uses.store(true, Ordering::Relaxed);
+        Ok(step().err().map(|error| error.to_string()))
+    });
+    for error in errors.unwrap() {
+        let is_named =
+            |error: &String| error.contains("different gradients of scale") && error.contains("it is of no layer");
+        assert!(error.as_ref().is_some_and(is_named), "{error:?}");
     }
 }

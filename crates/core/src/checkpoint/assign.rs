@@ -8,6 +8,7 @@ use crate::weight_files::{EXTENSION, check_saved_name, shard_file_names, shown};
 use safetensors::Dtype;
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// A tensor as one rank holds it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -171,7 +172,59 @@ pub(super) fn by_name(held: &[Vec<HeldTensor>]) -> Result<BTreeMap<(&str, &str),
             }
         }
     }
+    by_name.values_mut().for_each(|pieces| leave_out_overlaps(pieces));
     Ok(by_name)
+}
+
+/// Ranks that compute layers together hold other parameters whole, each divided among those that share its place. Where their slices
+/// are of different sizes, these are cut at other elements, and each element would be written several times: of pieces that overlap,
+/// those stay that follow each other from the first element to the last.
+fn leave_out_overlaps(pieces: &mut Vec<WithHolders<'_>>) {
+    // Pieces of the same thing, by their place among all pieces.
+    let mut families: Vec<(Layout, Vec<(Range<usize>, usize)>)> = Vec::new();
+    for (place, (piece, _)) in pieces.iter().enumerate().filter(|(_, (piece, _))| piece.is_elementwise()) {
+        let Some((whole, range)) = piece.layout.as_ref().map(Layout::ranged) else { continue };
+        match families.iter_mut().find(|(known, _)| *known == whole) {
+            Some((_, members)) => members.push((range, place)),
+            None => families.push((whole, vec![(range, place)])),
+        }
+    }
+    let mut left_out = BTreeSet::new();
+    for (whole, members) in families {
+        let held = members.iter().fold(0usize, |sum, (range, _)| sum.saturating_add(range.len()));
+        if let Some(chain) = (held > whole.numel()).then(|| chain_of(&members, whole.numel())).flatten() {
+            left_out.extend(members.iter().map(|(_, place)| *place).filter(|place| !chain.contains(place)));
+        }
+    }
+    let mut place = 0;
+    pieces.retain(|_| {
+        place += 1;
+        !left_out.contains(&(place - 1))
+    });
+}
+
+/// The places of ranges that follow each other from 0 to `end`, if there are such. The first rank's go before others.
+fn chain_of(ranges: &[(Range<usize>, usize)], end: usize) -> Option<BTreeSet<usize>> {
+    // By where they begin. Those without elements lead nowhere.
+    let mut by_start: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
+    for (range, place) in ranges.iter().filter(|(range, _)| !range.is_empty()) {
+        by_start.entry(range.start).or_default().push((range.end, *place));
+    }
+    // From the last to the first: which range to take where one begins.
+    let mut next: BTreeMap<usize, (usize, usize)> = BTreeMap::new();
+    for (start, own) in by_start.into_iter().rev() {
+        let leads_to_end = |(to, _): &&(usize, usize)| *to == end || next.contains_key(to);
+        if let Some(&(to, place)) = own.iter().find(leads_to_end) {
+            next.insert(start, (to, place));
+        }
+    }
+    let (mut at, mut chain) = (0, BTreeSet::new());
+    while at < end {
+        let &(to, place) = next.get(&at)?;
+        chain.insert(place);
+        at = to;
+    }
+    Some(chain)
 }
 
 /// All pieces by object, and within one by name. The largest are given away first, each to the holder that has the

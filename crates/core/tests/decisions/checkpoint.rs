@@ -7,7 +7,8 @@ use accelerate_core::layout::Layout;
 use proptest::prelude::*;
 use rstest::rstest;
 use safetensors::Dtype;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 fn held(name: &str, shape: &[usize], layout: Option<Layout>) -> HeldTensor {
     HeldTensor {
@@ -140,6 +141,33 @@ fn what_may_differ_is_that_of_the_first_rank() {
         files.iter().find(|file| file.tensors.iter().any(|tensor| tensor == name)).unwrap().writer
     };
     assert_eq!(writer("running_mean"), 0);
+}
+
+/// Ranks that compute layers together hold others whole, and divide these at other elements if their slices are of other sizes.
+#[rstest]
+#[case::two_that_divide_otherwise(&[0..4, 0..5, 4..10, 5..10], &[0..4, 4..10])]
+#[case::one_without_elements(&[0..10, 0..4, 10..10, 4..10], &[0..10])]
+#[case::pieces_that_go_on_with_another_ranks(&[0..3, 0..5, 3..7, 7..10], &[0..3, 3..7, 7..10])]
+#[case::the_first_leads_nowhere(&[0..3, 0..5, 5..10], &[0..5, 5..10])]
+fn of_pieces_that_overlap_those_stay_that_follow_each_other(
+    #[case] held_by: &[Range<usize>],
+    #[case] wanted: &[Range<usize>],
+) {
+    let piece =
+        |range: &Range<usize>| held("w", &[range.len()], Some(Layout::full([5, 2]).flat(range.clone()).unwrap()));
+    let slice =
+        |rank: usize| held("sliced", &[5], Some(Layout::full([5, 2]).slice(1, rank % 2..rank % 2 + 1).unwrap()));
+    let all: Vec<Vec<HeldTensor>> =
+        held_by.iter().enumerate().map(|(rank, range)| vec![piece(range), slice(rank)]).collect();
+    let assignment = assign(&all).unwrap();
+    let layouts = |name: &str| {
+        let pieces = assignment.tensors["model"][name].pieces.iter();
+        pieces.map(|piece| piece.layout.clone().unwrap()).collect::<Vec<_>>()
+    };
+    let found: BTreeSet<String> = layouts("w").iter().map(Layout::to_string).collect();
+    assert_eq!(found, wanted.iter().map(|range| piece(range).layout.unwrap().to_string()).collect());
+    assert_eq!(Layout::full([5, 2]).copies_from(&layouts("w")).unwrap().len(), wanted.len());
+    assert_eq!(layouts("sliced").len(), 2);
 }
 
 #[test]

@@ -80,7 +80,10 @@ impl<M: Module> PreparedModel<M> {
         drop(scope);
         let left = engine.leave_forward(output.as_ref().err());
         // Why the model has failed explains what may have failed after it.
-        let output = output?;
+        let output = output.map_err(|error| match &self.tensor_parallel {
+            Some(tensor_parallel) => tensor_parallel.explain(error),
+            None => error,
+        })?;
         left?;
         self.tensor_parallel.as_ref().map_or(Ok(()), TensorParallel::end_forward)?;
         engine.after_forward(gradients_wanted, &|visit| output.for_each_tensor(visit))?;

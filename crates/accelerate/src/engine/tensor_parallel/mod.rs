@@ -13,9 +13,10 @@ mod storage;
 mod tests;
 mod tokens;
 
-use super::replicate::{check_same_model, copy_from};
-use crate::error::{Result, StateError};
+use super::replicate::{check_same_model, copy_from, difference_from_main};
+use crate::error::{Error, Kind as ErrorKind, NnError, Result, StateError};
 use crate::group::Group;
+use crate::messages;
 use crate::nn::{AnyLayer, Embedding, InnerPlace, Linear, LinearKernel, LinearLayer, Param, ParamStore};
 use crate::session::DeviceMesh;
 use accelerate_core::config::TensorParallelSettings;
@@ -24,21 +25,28 @@ use accelerate_core::tensor_parallel::{DividedLayer, LayerEntry, LayerKind, Para
 use kernels::{Colwise, Divided, EmbeddingColwise, EmbeddingRowwise, Rowwise};
 use region::Region;
 pub(super) use region::{compare_numbers, hash_of};
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
 use storage::{SliceStorage, Slices, SummedGradientStorage};
 use tch::{Kind, Tensor};
-use tokens::{DropoutOfTokens, EmbeddingOfTokens, NormOfTokens};
+use tokens::{DropoutOfTokens, EmbeddingOfTokens, NormOfTokens, UnnamedDropout};
 
 /// A model whose layers several ranks compute together.
 #[derive(Clone, Debug)]
 pub(crate) struct TensorParallel {
     region: Region,
-    /// Parameters that each rank has whole.
-    whole: Vec<Param>,
-    /// In so many steps their gradients are still to be compared.
-    checks_left: Arc<AtomicUsize>,
+    /// Parameters that each rank has whole, and whose gradients are still to be compared.
+    to_compare: Arc<Mutex<Vec<Compared>>>,
+}
+
+/// A parameter that each rank has whole.
+#[derive(Debug)]
+struct Compared {
+    param: Param,
+    /// It is of a layer, which a plan can name.
+    is_of_layer: bool,
+    /// In so many steps with a gradient of its own.
+    checks_left: usize,
 }
 
 /// A model that is built wrongly shows in its first steps.
@@ -61,9 +69,11 @@ impl TensorParallel {
         let layers = store.named_layers();
         let divided = divide(&layers, settings, own, tp_size);
         let divided = job.agree_on_success("prepare", divided)?;
-        let description = format!("{divided:?}");
-        let cure = "give all ranks the same parallelize_plan";
-        job.agree("prepare of a tensor-parallel model", &description, cure)?;
+        let plan: String = divided.iter().map(|own| described(&layers[own.layer].0, own)).collect();
+        if let Some(plans) = job.disagreement("prepare of a tensor-parallel model", &plan)? {
+            let (rank, on_main, there) = difference_from_main(&plans);
+            return Err(StateError::DifferentPlans { rank, on_main, there }.into());
+        }
         check_same_model(job, store)?;
         let divides_tokens = divided.iter().any(|layer| layer.style == ParallelStyle::SequenceParallel);
         let region = Region::new(mesh.group(&[Axis::Tp])?, divides_tokens)?;
@@ -86,9 +96,24 @@ impl TensorParallel {
         for layer in &divided {
             set_kernel(&layers[layer.layer].1, layer, &region);
         }
+        if divides_tokens {
+            let is_named = |place: usize| divided.iter().any(|layer| layer.layer == place);
+            for (_, (path, layer)) in layers.iter().enumerate().filter(|(place, _)| !is_named(*place)) {
+                if let (AnyLayer::TokenWise(dropout), "Dropout") = (layer, layer.kind()) {
+                    dropout.set_around(Arc::new(UnnamedDropout { region: region.clone(), path: path.clone() }));
+                }
+            }
+        }
+        warn_of_parts(&layers, &divided);
         region.share_random_state(store.device())?;
-        let whole = store.trainable_parameters().into_iter().filter(|param| param.slice_param().is_none()).collect();
-        Ok(Self { region, whole, checks_left: Arc::new(AtomicUsize::new(NUM_CHECKS)) })
+        let of_layers: HashSet<String> =
+            layers.iter().flat_map(|(_, layer)| layer.params()).map(|param| param.name().to_owned()).collect();
+        let whole = store.trainable_parameters().into_iter().filter(|param| param.slice_param().is_none());
+        let to_compare = whole.map(|param| {
+            let is_of_layer = of_layers.contains(param.name());
+            Compared { param, is_of_layer, checks_left: NUM_CHECKS }
+        });
+        Ok(Self { region, to_compare: Arc::new(Mutex::new(to_compare.collect())) })
     }
 
     /// Before a forward pass of the model.
@@ -101,6 +126,24 @@ impl TensorParallel {
         self.region.end_forward();
     }
 
+    /// Says with a size that does not fit, in a forward pass, what ranks have.
+    pub(crate) fn explain(&self, error: Error) -> Error {
+        if !matches!(error.kind(), ErrorKind::Tensor(_) | ErrorKind::Nn(NnError::Forward { .. })) {
+            return error;
+        }
+        let num_ranks = self.region.group().world_size();
+        let tokens = match self.region.has_divided_tokens() {
+            true => {
+                ", and each rank has some tokens of what is between them, unless a layer gives all (output_layouts)"
+            }
+            false => "",
+        };
+        error.context(format!(
+            "in a forward pass that {num_ranks} ranks compute together (a colwise layer gives each rank some features, which a rowwise layer \
+             takes; colwise_gather_output gives all, rowwise_split_input takes all; heads that do not divide evenly need \"unit\"{tokens})"
+        ))
+    }
+
     /// After one that has not. Collective.
     ///
     /// # Errors
@@ -111,44 +154,84 @@ impl TensorParallel {
         if gives_some_tokens { Err(StateError::OutputOfTokens.into()) } else { Ok(()) }
     }
 
-    /// Before the first steps: parameters that each rank has whole must have got the same gradients. They have not where such a layer
-    /// stands between divided ones, and sees some features on each rank. Collective then.
+    /// Before the first steps of each parameter that each rank has whole: all must have got the same gradient. They have not where such
+    /// a layer stands between divided ones, and sees some features on each rank. Collective then.
     ///
     /// # Errors
     /// The first parameter whose gradients differ, on all ranks.
     pub(crate) fn check_gradients(&self) -> Result<()> {
         const TOLERANCE: f64 = 1e-2;
-        let left = self.checks_left.load(Ordering::Relaxed);
-        if left == 0 || self.whole.is_empty() {
+        let _no_grad = tch::no_grad_guard();
+        // Whoever is here has taken part in the same step, so that the same parameters have gradients.
+        let mut to_compare = self.to_compare.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut now: Vec<(&mut Compared, Tensor)> = to_compare
+            .iter_mut()
+            .filter_map(|own| Some((own.param.grad()?, own)))
+            .map(|(grad, own)| (own, grad))
+            .collect();
+        if now.is_empty() {
             return Ok(());
         }
-        self.checks_left.store(left - 1, Ordering::Relaxed);
-        let _no_grad = tch::no_grad_guard();
         let group = self.region.group();
         // Shards of a unit with slices of different sizes begin at other elements.
-        let layouts: Vec<String> = self.whole.iter().map(|param| param.layout().to_string()).collect();
+        let layouts: Vec<String> = now.iter().map(|(own, _)| own.param.layout().to_string()).collect();
         if group.disagreement("layouts of whole parameters", &layouts.join("; "))?.is_some() {
+            drop(now);
+            to_compare.clear();
             return Ok(());
         }
-        let norm = |param: &Param| match param.grad().filter(|grad| grad.numel() > 0 && !grad.is_sparse()) {
-            Some(grad) => Ok(grad.f_to_kind(Kind::Double)?.f_norm()?.f_double_value(&[])?),
-            None => Ok(0.0),
+        let norm = |(_, grad): &(&mut Compared, Tensor)| match grad.numel() > 0 && !grad.is_sparse() {
+            true => Ok(grad.f_to_kind(Kind::Double)?.f_norm()?.f_double_value(&[])?),
+            false => Ok(0.0),
         };
-        let norms = self.whole.iter().map(norm).collect::<Result<Vec<f64>>>();
-        let norms = group.agree_on_success("norms of gradients", norms)?;
+        let norms = now.iter().map(norm).collect::<Result<Vec<f64>>>();
+        let norms = group.agree_on_success("sizes of gradients", norms)?;
         let all = group.all_gather(&Tensor::f_from_slice(&norms)?)?;
         let all: Vec<Vec<f64>> = all.iter().map(|norms| Ok(Vec::<f64>::try_from(norms)?)).collect::<Result<_>>()?;
-        let differs = |position: &usize| {
-            let first = all[0][*position];
-            all.iter().any(|norms| (norms[*position] - first).abs() > TOLERANCE * first.abs() + 1e-12)
-        };
-        match (0..self.whole.len()).find(differs) {
-            Some(position) => {
-                let parameter = self.whole[position].name().to_owned();
+        for (position, (own, _)) in now.iter_mut().enumerate() {
+            let first = all[0][position];
+            if all.iter().any(|norms| (norms[position] - first).abs() > TOLERANCE * first.abs() + 1e-12) {
+                let parameter = own.param.name().to_owned();
                 let norms: Vec<String> = all.iter().map(|norms| format!("{:.3e}", norms[position])).collect();
-                Err(StateError::DifferentGradients { parameter, norms: norms.join(", ") }.into())
+                let norms = norms.join(", ");
+                return Err(match own.is_of_layer {
+                    true => StateError::DifferentGradients { parameter, norms },
+                    false => StateError::DifferentGradientsOfNoLayer { parameter, norms },
+                }
+                .into());
             }
-            None => Ok(()),
+            // One that is part of no loss yet has a gradient of zeros where it is sharded.
+            if first != 0.0 {
+                own.checks_left -= 1;
+            }
+        }
+        drop(now);
+        to_compare.retain(|own| own.checks_left > 0);
+        Ok(())
+    }
+}
+
+/// A divided layer in one line, as plans of ranks are compared.
+fn described(path: &str, own: &DividedLayer) -> String {
+    let DividedLayer { style, parts, slices, gathers_tokens, .. } = own;
+    let parts = if *parts > 1 { format!(" of {parts} parts") } else { String::new() };
+    let slices: Vec<String> = slices.iter().map(|slice| format!("{}..{}", slice.start, slice.end)).collect();
+    let slices = if slices.is_empty() { String::new() } else { format!(", features {} by rank", slices.join(", ")) };
+    let gathers = if *gathers_tokens { ", with all tokens" } else { "" };
+    format!("{path}: {style}{parts}{slices}{gathers}\n")
+}
+
+/// Queries, keys and values in one layer are three parts, and two is what a plan means that says nothing.
+fn warn_of_parts(layers: &[(String, AnyLayer)], divided: &[DividedLayer]) {
+    for own in divided.iter().filter(|own| own.style == ParallelStyle::PackedColwise && own.parts == 2) {
+        let (path, layer) = &layers[own.layer];
+        if let Some([outputs, inputs]) = layer.linear().map(|linear| linear.sizes())
+            && outputs == 3 * inputs
+        {
+            messages::warning!(
+                "the plan divides {path} as packed_colwise with 2 parts, and it has 3 times as many outputs as inputs: if these are \
+                 queries, keys and values, say \"parts\": 3"
+            );
         }
     }
 }

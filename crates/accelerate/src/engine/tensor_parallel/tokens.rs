@@ -76,6 +76,27 @@ impl Region {
         self.tokens().is_some_and(|tokens| tokens.records.load(Ordering::Relaxed) || is_grad_enabled())
     }
 
+    /// Have ranks divided tokens, in this pass or an earlier one?
+    pub(super) fn has_divided_tokens(&self) -> bool {
+        self.tokens().is_some_and(|tokens| !tokens.sizes().is_empty())
+    }
+
+    /// By its sizes, is it this rank's part of activations whose tokens were divided?
+    fn has_some_tokens(&self, tensor: &Tensor) -> bool {
+        let (Some(tokens), [batch @ .., length, _]) = (self.tokens(), &tensor.size()[..]) else { return false };
+        let is_whole =
+            |sizes: &Vec<i64>| matches!(&sizes[..], [others @ .., whole] if others == batch && whole == length);
+        let is_part = |sizes: &Vec<i64>| match &sizes[..] {
+            [others @ .., whole] => {
+                let own = shares((*whole).max(0) as usize, self.group().world_size());
+                others == batch && own.get(self.rank()).is_some_and(|own| own.len() as i64 == *length)
+            }
+            [] => false,
+        };
+        let sizes = tokens.sizes();
+        sizes.iter().any(is_part) && !sizes.iter().any(is_whole)
+    }
+
     fn shares_of(&self, tensor: &Tensor) -> Result<Vec<Range<usize>>> {
         let length = num_tokens(tensor)?;
         if let Some(tokens) = self.tokens() {
@@ -264,6 +285,23 @@ impl AroundTokens for DropoutOfTokens {
         };
         let output = input.f_mul(&factors.f_narrow(-2, own.start as i64, own.len() as i64)?.f_contiguous()?)?;
         if self.gathers_tokens { self.region.all_tokens(&output) } else { Ok(output) }
+    }
+}
+
+/// Around a dropout that the plan does not name, where it divides tokens: on some of them it would drop others than on one rank, and
+/// ranks would draw different numbers from then on.
+#[derive(Debug)]
+pub(super) struct UnnamedDropout {
+    pub(super) region: Region,
+    pub(super) path: String,
+}
+
+impl AroundTokens for UnnamedDropout {
+    fn forward(&self, input: &Tensor, layer: &dyn Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+        if self.region.divides_tokens() && self.region.has_some_tokens(input) {
+            return Err(StateError::UnnamedDropout { path: self.path.clone() }.into());
+        }
+        layer(input)
     }
 }
 
