@@ -93,7 +93,9 @@ pub fn load_and_quantize_model(
     let targets = Targets::choose(store, &settings, quantization, dispatch.as_ref())?;
     let values = Values { dispatch, values: Vec::new(), placed: HashSet::new() };
     match weights_location {
-        Some(path) => load(&targets, WeightSource::open(path, options)?, options.strict, values),
+        Some(path) => {
+            load(&targets, WeightSource::open(path, options)?, (options.strict, options.refuses_ties()), values)
+        }
         None => quantize_in_place(&targets, values),
     }
 }
@@ -374,7 +376,12 @@ fn quantize_in_place(targets: &Targets<'_>, mut values: Values<'_>) -> Result<Lo
     Ok(LoadReport { missing_keys: Vec::new(), unexpected_keys: Vec::new() })
 }
 
-fn load(targets: &Targets<'_>, mut source: WeightSource, strict: bool, mut values: Values<'_>) -> Result<LoadReport> {
+fn load(
+    targets: &Targets<'_>,
+    mut source: WeightSource,
+    (strict, refuses_ties): (bool, bool),
+    mut values: Values<'_>,
+) -> Result<LoadReport> {
     let positions: HashMap<String, usize> =
         source.tensors().iter().enumerate().map(|(position, (name, _))| (name.clone(), position)).collect();
     let stored = how_stored(targets, &source, &positions)?;
@@ -398,7 +405,7 @@ fn load(targets: &Targets<'_>, mut source: WeightSource, strict: bool, mut value
         return Err(WeightsError::DoesNotFit { path: source.path().to_owned(), mismatch }.into());
     }
     let path = source.path().to_owned();
-    check_ties(targets.store, &found, (&path, strict), |place, _| source.read(origins[place]))?;
+    check_ties(targets.store, &found, (&path, refuses_ties), |place, _| source.read(origins[place]))?;
     // Tensors are listed file by file in the order of their data, which a disk reads fastest.
     pairs.sort_by_key(|(place, _)| *place);
     for (place, param) in pairs {

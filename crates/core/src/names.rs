@@ -12,7 +12,7 @@ use std::fmt::Display;
 pub fn counted<N: Display + PartialEq + From<u8>>(number: N, thing: &str) -> String {
     let ending = match number == N::from(1) {
         true => "",
-        false if thing.ends_with('s') => "es",
+        false if thing.ends_with('s') || thing.ends_with("ch") => "es",
         false => "s",
     };
     format!("{number} {thing}{ending}")

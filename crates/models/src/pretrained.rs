@@ -275,7 +275,8 @@ impl Found {
         let quantization = quantization.as_ref();
         let strict = self.is_refused::<M>(store, options);
         let dispatch = options.dispatch.clone();
-        let load = checkpoint::LoadOptions { strict, dispatch, ..Default::default() }.key_map(self.map);
+        let strict_ties = Some(options.strict);
+        let load = checkpoint::LoadOptions { strict, strict_ties, dispatch, ..Default::default() }.key_map(self.map);
         let mut report = match (quantization, &options.device_map) {
             (Some(config), None) => LoadReport::new(load_and_quantize_model(store, config, Some(folder), &load)?, None),
             (None, None) => LoadReport::new(load_checkpoint_in_model(store, folder, &load)?, None),

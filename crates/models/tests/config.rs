@@ -91,6 +91,11 @@ fn llama_names_file_and_key() {
             r#"{"model_type": "qwen2", "num_hidden_layers": 1, "layer_types": ["sliding_attention"]}"#,
             "use_sliding_window is not true",
         ),
+        (
+            r#"{"model_type": "qwen2", "num_hidden_layers": 3, "layer_types": ["full_attention"]}"#,
+            "layer_types is a list of 1",
+        ),
+        (r#"{"sliding_window": 4}"#, r#"model_type is missing; wanted "mistral" or "qwen2""#),
         (r#"{"model_type": "qwen2", "layer_types": ["linear_attention"]}"#, "layer_types: unknown variant"),
         (r#"{"num_hidden_layers": 100000}"#, "num_hidden_layers is 100000"),
     ]);

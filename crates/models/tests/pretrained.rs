@@ -361,3 +361,17 @@ fn the_element_type_is_what_was_asked_for_or_what_the_configuration_says() {
     let error = GPT2LMHeadModel::from_pretrained(folder.path(), &LoadOptions::default()).unwrap_err().to_string();
     assert!(error.contains(r#"dtype is "float8_e4m3fn"; wanted float32"#), "{error}");
 }
+
+/// Which of two values is the head's, nobody can know.
+#[test]
+fn a_tied_head_with_values_of_its_own_is_an_error() {
+    let (folder, _model) = saved::<LlamaForCausalLM>(&llama());
+    let tied = LlamaConfig { tie_word_embeddings: true, ..llama() };
+    fs::write(folder.path().join("config.json"), tied.to_json().unwrap()).unwrap();
+    let load = |strict: bool| {
+        LlamaForCausalLM::from_pretrained(folder.path(), &LoadOptions { strict, ..Default::default() }).map(drop)
+    };
+    let error = load(true).unwrap_err().to_string();
+    assert!(error.contains("lm_head.weight") && error.contains("tie_word_embeddings"), "{error}");
+    load(false).unwrap();
+}

@@ -13,7 +13,7 @@ use crate::messages;
 use crate::optim::GradScaler;
 use crate::session::{ObjectState, check_same_objects};
 use accelerate_core::accumulation::WindowState;
-use accelerate_core::checkpoint::{KEPT_BY_RANK, checkpoint_name, is_of_one_rank};
+use accelerate_core::checkpoint::{GRADIENTS, KEPT_BY_RANK, checkpoint_name, is_of_one_rank};
 use accelerate_core::config::FullyShardedSettings;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -383,8 +383,9 @@ impl Accelerator {
     /// Another number of processes has no use for what each of them held otherwise than the first.
     fn warn_of_what_is_not_kept(&self, checkpoint: &OpenCheckpoint) {
         let (now, before) = (self.num_processes(), checkpoint.description.world_size);
-        let has_some = || checkpoint.description.objects.keys().any(|name| name.starts_with(KEPT_BY_RANK));
-        if now != before && self.is_main_process() && has_some() {
+        let has = |prefix: &str| checkpoint.description.objects.keys().any(|name| name.starts_with(prefix));
+        // Gradients of another number of processes are an error.
+        if now != before && self.is_main_process() && has(KEPT_BY_RANK) && !has(GRADIENTS) {
             messages::warning_here!(
                 "processes of the run had other buffers, registered tensors, or parameters (LocalSGD) than process 0; all go on with \
                  those of process 0, because there are {now} now and there were {before}"
@@ -413,6 +414,13 @@ impl Accelerator {
         })?;
         self.load_gradients(&gradients)?;
         hooks.into_iter().for_each(|take_over| take_over());
+        let seen = checkpoint.description.accumulation.seen;
+        if seen > 0 && gradients.iter().all(|(_, saved)| saved.is_empty()) {
+            messages::warning!(
+                "the checkpoint stands in a window of gradient accumulation, {seen} micro-batches into it, and has no gradients of them: \
+                 the next step is made without these"
+            );
+        }
         let gradient_state = &self.session().gradient_state;
         gradient_state.restart();
         gradient_state.restore_window(checkpoint.description.accumulation);

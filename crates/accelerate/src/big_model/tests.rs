@@ -263,7 +263,7 @@ fn maps_that_cannot_be_carried_out_are_refused() {
         (r#"{"": "cpu", "blocks.1": 7}"#, None, None, "on the device 7"),
         (r#"{"": "mps"}"#, None, None, "on the device mps"),
         (r#"{"blocks": "cpu"}"#, None, None, "does not give any device for"),
-        (r#"{"": "disk"}"#, None, None, "no offload_folder is given"),
+        (r#"{"": "disk"}"#, None, None, "DispatchOptions::offload_dir"),
         (r#"{"": "disk"}"#, Some(offload.path()), Some(MapDevice::Disk), "cannot be computed on a disk"),
     ];
     for (text, offload_dir, main_device, wanted) in rows {

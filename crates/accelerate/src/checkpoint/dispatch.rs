@@ -144,6 +144,14 @@ impl PlannedDispatch {
             offload_buffers: options.load.dispatch.offload_buffers,
             ..Default::default()
         };
+        let unknown = tree.without_module(&options.no_split_module_classes);
+        if !unknown.is_empty() {
+            messages::warning!(
+                "no_split_module_classes names no module of the model: {}; wanted are patterns of paths, such as `model.layers.*`, and no \
+                 classes of Python",
+                unknown.join(", ")
+            );
+        }
         let asked = options.max_memory.as_ref();
         let (device_map, budgets) = match &options.device_map {
             DeviceMapChoice::Map(map) => (map.clone(), asked.cloned().unwrap_or_default()),

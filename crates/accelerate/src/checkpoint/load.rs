@@ -29,6 +29,9 @@ pub struct LoadOptions {
     /// Default: true; Python Accelerate's default is false, which lets a misspelt model train from scratch
     /// unnoticed.
     pub strict: bool,
+    /// Is it an error if a file has one parameter under two names with other values (`true`), or is the first loaded and the other told
+    /// of (`false`)? Default: as `strict`.
+    pub strict_ties: Option<bool>,
     /// Applied to every name in the file before comparing.
     pub key_map: Option<KeyMap>,
     /// Where each module goes: see [`dispatch_model`](crate::big_model::dispatch_model). Parameters may be without memory before
@@ -41,6 +44,11 @@ pub struct LoadOptions {
 }
 
 impl LoadOptions {
+    /// Is a parameter that a file has twice, with other values, an error?
+    pub(crate) fn refuses_ties(&self) -> bool {
+        self.strict_ties.unwrap_or(self.strict)
+    }
+
     /// Sets [`key_map`](Self::key_map).
     #[must_use]
     pub fn key_map(mut self, map: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
@@ -52,7 +60,8 @@ impl LoadOptions {
 impl Default for LoadOptions {
     fn default() -> Self {
         let (key_map, device_map, dtype) = (None, None, None);
-        Self { strict: true, key_map, device_map, dtype, dispatch: DispatchOptions::default() }
+        let dispatch = DispatchOptions::default();
+        Self { strict: true, strict_ties: None, key_map, device_map, dtype, dispatch }
     }
 }
 
@@ -171,7 +180,7 @@ fn load_source(store: &ParamStore, source: &mut Source, options: &LoadOptions) -
         return Err(WeightsError::DoesNotFit { path: source.path.clone(), mismatch }.into());
     }
     let path = source.path.clone();
-    check_ties(store, &found, (&path, options.strict), |position, param| source.read(position, param))?;
+    check_ties(store, &found, (&path, options.refuses_ties()), |position, param| source.read(position, param))?;
     // Tensors are listed file by file in the order of their data, which a disk reads fastest.
     pairs.sort_by_key(|(position, _)| *position);
     if options.device_map.is_some() || options.dtype.is_some() {

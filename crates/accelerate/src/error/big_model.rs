@@ -25,7 +25,7 @@ pub(crate) enum BigModelError {
     ComputesOnDisk,
 
     #[error(
-        "the device map puts {} on the disk ({}), and no offload_folder is given to keep them in; name a folder",
+        "the device map puts {} on the disk ({}), and there is no folder to keep them in; name one (DispatchOptions::offload_dir, `offload_folder` in Python)",
         counted(names.len(), "tensor"), listed(names, LIST_BYTES)
     )]
     NoFolder { names: Vec<String> },

@@ -49,6 +49,15 @@ impl Group {
     /// # Errors
     /// Ranks that are about to do something else than `what`.
     pub(crate) fn failures(&self, what: &'static str, own: Option<&str>) -> Result<Vec<(usize, String)>> {
+        let (failures, processes) = self.failures_now(what, own)?;
+        if own.is_none() {
+            await_ends(&processes);
+        }
+        Ok(failures)
+    }
+
+    /// The same without waiting, and the processes whose end is to be waited for. Collective.
+    fn failures_now(&self, what: &'static str, own: Option<&str>) -> Result<(Vec<(usize, String)>, Vec<PeerProcess>)> {
         let failed = |reason| format!("{}\n{reason}", PeerProcess::own().encode());
         let mine = own.map_or_else(|| what.to_owned(), failed);
         let texts = self.disagreement(what, &mine)?.unwrap_or_default();
@@ -63,19 +72,20 @@ impl Group {
             processes.extend(PeerProcess::decode(process));
             failures.push((rank, reason.to_owned()));
         }
-        if own.is_none() {
-            await_ends(&processes);
-        }
-        Ok(failures)
+        Ok((failures, processes))
     }
 
     /// Passes on what this rank has made of `what` if all ranks have succeeded. Otherwise fails on all of them: with the
     /// rank's own failure, or with that of the first that has failed. Collective.
     pub(crate) fn agree_on_success<T>(&self, what: &'static str, own: Result<T>) -> Result<T> {
         let text = own.as_ref().err().map(|error| format!("{}{error}", ElsewhereKind::of(error).letter()));
-        let failures = self.failures(what, text.as_deref());
+        let failures = self.failures_now(what, text.as_deref());
         let made = own?;
-        let Some((rank, text)) = failures?.into_iter().next() else { return Ok(made) };
+        let (failures, processes) = failures?;
+        let Some((rank, text)) = failures.into_iter().next() else { return Ok(made) };
+        // Whoever waits may be ended meanwhile, and temporary files would stay.
+        drop(made);
+        await_ends(&processes);
         let mut letters = text.chars();
         let kind = letters.next().map_or(ElsewhereKind::Other, ElsewhereKind::of_letter);
         Err(CollectiveError::FailedElsewhere { what, rank, reason: letters.as_str().to_owned(), kind }.into())

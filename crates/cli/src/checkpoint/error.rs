@@ -135,7 +135,7 @@ pub(super) enum CheckpointError {
          checkpoints with such folders; name a folder that `save_state` wrote, or the project's{}{}",
         folder.shown(),
         match (is_of_python, has_weights) {
-            (true, _) => ". It has a checkpoint of Python Accelerate, which `accelerate checkpoint convert` makes one of this library of",
+            (true, _) => ". It has a checkpoint of Python Accelerate; `accelerate checkpoint convert` makes one of this library of it",
             (false, true) => ". It has saved weights, which `accelerate checkpoint verify` looks at",
             (false, false) => "",
         },

@@ -236,6 +236,13 @@ impl ModuleTree {
         modules.filter_map(first).collect()
     }
 
+    /// Those of `patterns` that fit no module.
+    pub fn without_module<'a>(&self, patterns: &'a [String]) -> Vec<&'a str> {
+        let names = || self.nodes.iter().filter(|node| node.tensor.is_none()).map(|node| node.name.as_str());
+        let fits_none = |pattern: &&String| !names().any(|name| fits(pattern, name));
+        patterns.iter().filter(fits_none).map(String::as_str).collect()
+    }
+
     /// What the reference splits a module into: its parameters and its modules.
     pub(super) fn parts(&self, id: NodeId) -> impl Iterator<Item = NodeId> + '_ {
         let Node { parameters, children, .. } = &self.nodes[id];

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 #[serde(default)]
 pub struct ConfigFile {
     architectures: Vec<String>,
-    model_type: LlamaModelType,
+    model_type: Option<LlamaModelType>,
     vocab_size: Option<i64>,
     hidden_size: Option<i64>,
     intermediate_size: Option<i64>,
@@ -181,8 +181,13 @@ impl Defaults {
 
 impl ConfigFile {
     pub(super) fn read(self) -> Result<LlamaConfig, WrongValue> {
-        let (defaults, llama) = (Defaults::of(self.model_type), LlamaConfig::default());
-        let is_llama = self.model_type == LlamaModelType::Llama;
+        let model_type = self.model_type.unwrap_or_default();
+        let (defaults, llama) = (Defaults::of(model_type), LlamaConfig::default());
+        let is_llama = model_type == LlamaModelType::Llama;
+        if self.model_type.is_none() && (self.sliding_window.flatten().is_some() || self.layer_types.is_some()) {
+            let wanted = "\"mistral\" or \"qwen2\", because sliding_window or layer_types is there";
+            return Err(WrongValue::new("model_type", "missing", wanted));
+        }
         for (key, is_set) in [("attention_bias", self.attention_bias), ("mlp_bias", self.mlp_bias)] {
             if is_set && !is_llama {
                 return Err(WrongValue::new(key, true, "false: only the model_type \"llama\" has it"));
@@ -207,7 +212,7 @@ impl ConfigFile {
         let num_key_value_heads = self.num_key_value_heads.or(defaults.num_key_value_heads);
         let num_hidden_layers = self.num_hidden_layers.unwrap_or(llama.num_hidden_layers);
         Ok(LlamaConfig {
-            model_type: self.model_type,
+            model_type,
             vocab_size: self.vocab_size.unwrap_or(defaults.vocab_size),
             hidden_size,
             intermediate_size: self.intermediate_size.unwrap_or(defaults.intermediate_size),
@@ -237,7 +242,13 @@ impl ConfigFile {
         // No file has more layers than are checked afterwards.
         let num_layers = num_layers.min(10_001);
         let window = self.sliding_window.unwrap_or(defaults.sliding_window);
-        let has_window: Vec<bool> = match (self.model_type, &self.layer_types) {
+        let model_type = self.model_type.unwrap_or_default();
+        if let Some(types) = self.layer_types.as_ref().filter(|types| types.len() != num_layers) {
+            let found = format!("a list of {}", types.len());
+            let wanted = format!("one for each of the {num_layers} layers (num_hidden_layers)");
+            return Err(WrongValue::new("layer_types", found, wanted));
+        }
+        let has_window: Vec<bool> = match (model_type, &self.layer_types) {
             (LlamaModelType::Llama, _) => return Ok(Vec::new()),
             (LlamaModelType::Mistral, _) => vec![true; num_layers],
             (LlamaModelType::Qwen2, Some(types)) => types.iter().map(|layer| *layer == LayerType::Sliding).collect(),
@@ -246,10 +257,7 @@ impl ConfigFile {
                 (0..num_layers).map(|layer| first <= layer && self.use_sliding_window == Some(true)).collect()
             }
         };
-        if self.model_type == LlamaModelType::Qwen2
-            && self.use_sliding_window != Some(true)
-            && has_window.contains(&true)
-        {
+        if model_type == LlamaModelType::Qwen2 && self.use_sliding_window != Some(true) && has_window.contains(&true) {
             return Err(WrongValue::new(
                 "use_sliding_window",
                 "not true",
@@ -269,7 +277,7 @@ impl ConfigFile {
         let is_qwen = *model_type == LlamaModelType::Qwen2;
         Self {
             architectures: vec![format!("{model_type:?}ForCausalLM")],
-            model_type: *model_type,
+            model_type: Some(*model_type),
             vocab_size: Some(config.vocab_size),
             hidden_size: Some(config.hidden_size),
             intermediate_size: Some(config.intermediate_size),
