@@ -1,7 +1,8 @@
 //! Numbers as FP8 values with a scale, and back.
 
 use crate::error::Result;
-use accelerate_core::fp8::{Float8, SMALLEST_AMAX};
+use crate::nn::float8_scale;
+use accelerate_core::fp8::Float8;
 use tch::{Kind, Tensor};
 use torch_ext::fp8::{largest_value, saturating_cast};
 use torch_ext::scalar;
@@ -51,32 +52,8 @@ impl Codes {
     }
 }
 
-/// The type of a weight's codes.
-pub(crate) const WEIGHT_FORMAT: Kind = Kind::Float8e4m3fn;
-
-/// The scale of a weight that has one, by its largest value (0-d, float).
-pub(crate) fn tensorwise_scale(largest: &Tensor) -> Result<Tensor> {
-    scale_for(largest, Float8::E4M3, false)
-}
-
-/// The codes of a weight, or of a flat piece of it, under its scale.
-pub(crate) fn weight_codes(piece: &Tensor, scale: &Tensor) -> Result<Tensor> {
-    Ok(saturating_cast(&piece.f_view([1, -1])?, scale, WEIGHT_FORMAT)?.f_view_as(piece)?)
-}
-
 /// What torchao multiplies a matrix by: the largest number of the format over the largest value, computed in 64 bits and rounded to
 /// 32. [`accelerate_core::fp8::dynamic_scale`] is the same for one number.
 pub(super) fn dynamic_scale(matrix: &Tensor, format: Float8, dim: Option<i64>, power_of_two: bool) -> Result<Tensor> {
-    scale_for(&largest_value(matrix, dim)?, format, power_of_two)
-}
-
-/// The same of largest values that are known.
-fn scale_for(largest: &Tensor, format: Float8, power_of_two: bool) -> Result<Tensor> {
-    let amax = scalar::clamp_min(&largest.f_to_kind(Kind::Double)?, SMALLEST_AMAX)?;
-    let largest = scalar::full(&[], f64::from(format.max()), (Kind::Double, largest.device()))?;
-    let scale = largest.f_div(&amax)?.f_to_kind(Kind::Float)?;
-    match power_of_two {
-        true => Ok(scale.f_log2()?.f_floor()?.f_exp2()?),
-        false => Ok(scale),
-    }
+    float8_scale(&largest_value(matrix, dim)?, format, power_of_two)
 }

@@ -19,7 +19,6 @@ use crate::error::{Fp8Error, Result};
 use crate::group::Group;
 use crate::nn::{AnyLayer, DenseKernel, Linear, LinearKernel, Param, ParamStore, is_floating};
 use accelerate_core::fp8::{Fp8Recipe, LinearSize, layers_in_8_bits};
-pub(crate) use cast::{WEIGHT_FORMAT, tensorwise_scale, weight_codes};
 use delayed::{DelayedLinear, DelayedScales};
 use dynamic::DynamicLinear;
 pub(crate) use product::Products;

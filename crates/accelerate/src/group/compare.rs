@@ -11,6 +11,9 @@ use std::hash::{DefaultHasher, Hasher};
 use tch::{Device, Kind, Tensor};
 use torch_ext::ProcessGroup;
 
+/// A rank, and what has failed on it.
+pub(crate) type Failure = (usize, String);
+
 impl Group {
     /// The same group, in which every call is compared (debug mode). All ranks have to use it.
     pub(crate) fn comparing_calls(&self) -> Self {
@@ -48,7 +51,7 @@ impl Group {
     ///
     /// # Errors
     /// Ranks that are about to do something else than `what`.
-    pub(crate) fn failures(&self, what: &'static str, own: Option<&str>) -> Result<Vec<(usize, String)>> {
+    pub(crate) fn failures(&self, what: &'static str, own: Option<&str>) -> Result<Vec<Failure>> {
         let (failures, processes) = self.failures_now(what, own)?;
         if own.is_none() {
             await_ends(&processes);
@@ -57,7 +60,7 @@ impl Group {
     }
 
     /// The same without waiting, and the processes whose end is to be waited for. Collective.
-    fn failures_now(&self, what: &'static str, own: Option<&str>) -> Result<(Vec<(usize, String)>, Vec<PeerProcess>)> {
+    fn failures_now(&self, what: &'static str, own: Option<&str>) -> Result<(Vec<Failure>, Vec<PeerProcess>)> {
         let failed = |reason| format!("{}\n{reason}", PeerProcess::own().encode());
         let mine = own.map_or_else(|| what.to_owned(), failed);
         let texts = self.disagreement(what, &mine)?.unwrap_or_default();

@@ -1,8 +1,9 @@
 //! The handle on one parameter or buffer.
 
+use super::Float8Codes;
 use super::activation_checkpointing::note_use;
 use super::replicated::Replicated;
-use super::storage::{Float8Codes, Resident, Storage, UnitMember};
+use super::storage::{Resident, Storage, UnitMember};
 use super::{DeferWeightGrad, Init};
 use crate::error::{NnError, Result};
 use crate::group::Group;

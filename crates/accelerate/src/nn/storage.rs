@@ -2,7 +2,7 @@
 
 use super::deferred::fill;
 use super::sharded_state::copy_unless_there;
-use super::{DeferWeightGrad, Init, Param};
+use super::{DeferWeightGrad, Float8Codes, Init, Param};
 use crate::error::Result;
 use crate::group::Group;
 use accelerate_core::layout::Layout;
@@ -109,17 +109,6 @@ pub(crate) trait Storage: Send {
     fn group(&self) -> Option<Group> {
         None
     }
-}
-
-/// A parameter as FP8 codes (e4m3) and a scale for all of them.
-#[derive(Debug)]
-pub(crate) struct Float8Codes {
-    /// In the shape of the parameter.
-    pub(crate) codes: Tensor,
-    /// Float, 0-d: what the numbers were multiplied by before they were rounded.
-    pub(crate) scale: Tensor,
-    /// Stands for the parameter in a graph: of its shape and of the type of its gradient, without numbers of its own.
-    pub(crate) stand_in: Tensor,
 }
 
 /// What ranks own of a unit, in memory. Dropped, it goes, and changes with it.

@@ -89,6 +89,9 @@ struct Piece<'a> {
     writer: usize,
 }
 
+/// Elements of a piece, and its place among all pieces.
+type PlacedRange = (Range<usize>, usize);
+
 /// A tensor and the ranks that hold the same elements of it.
 pub(super) type WithHolders<'a> = (&'a HeldTensor, Vec<usize>);
 
@@ -181,7 +184,7 @@ pub(super) fn by_name(held: &[Vec<HeldTensor>]) -> Result<BTreeMap<(&str, &str),
 /// those stay that follow each other from the first element to the last.
 fn leave_out_overlaps(pieces: &mut Vec<WithHolders<'_>>) {
     // Pieces of the same thing, by their place among all pieces.
-    let mut families: Vec<(Layout, Vec<(Range<usize>, usize)>)> = Vec::new();
+    let mut families: Vec<(Layout, Vec<PlacedRange>)> = Vec::new();
     for (place, (piece, _)) in pieces.iter().enumerate().filter(|(_, (piece, _))| piece.is_elementwise()) {
         let Some((whole, range)) = piece.layout.as_ref().map(Layout::ranged) else { continue };
         match families.iter_mut().find(|(known, _)| *known == whole) {
@@ -204,7 +207,7 @@ fn leave_out_overlaps(pieces: &mut Vec<WithHolders<'_>>) {
 }
 
 /// The places of ranges that follow each other from 0 to `end`, if there are such. The first rank's go before others.
-fn chain_of(ranges: &[(Range<usize>, usize)], end: usize) -> Option<BTreeSet<usize>> {
+fn chain_of(ranges: &[PlacedRange], end: usize) -> Option<BTreeSet<usize>> {
     // By where they begin. Those without elements lead nowhere.
     let mut by_start: BTreeMap<usize, Vec<(usize, usize)>> = BTreeMap::new();
     for (range, place) in ranges.iter().filter(|(range, _)| !range.is_empty()) {

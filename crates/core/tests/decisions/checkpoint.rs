@@ -146,7 +146,7 @@ fn what_may_differ_is_that_of_the_first_rank() {
 /// Ranks that compute layers together hold others whole, and divide these at other elements if their slices are of other sizes.
 #[rstest]
 #[case::two_that_divide_otherwise(&[0..4, 0..5, 4..10, 5..10], &[0..4, 4..10])]
-#[case::one_without_elements(&[0..10, 0..4, 10..10, 4..10], &[0..10])]
+#[case::one_without_elements(&[0..6, 0..4, 6..6, 4..10, 6..10], &[0..6, 6..10])]
 #[case::pieces_that_go_on_with_another_ranks(&[0..3, 0..5, 3..7, 7..10], &[0..3, 3..7, 7..10])]
 #[case::the_first_leads_nowhere(&[0..3, 0..5, 5..10], &[0..5, 5..10])]
 fn of_pieces_that_overlap_those_stay_that_follow_each_other(

@@ -6,7 +6,6 @@
 use super::FullyShard;
 use super::units::{in_shape_of, pieces};
 use crate::error::Result;
-use crate::fp8::{WEIGHT_FORMAT, tensorwise_scale, weight_codes};
 use crate::group::{NeededBy, ReduceOp};
 use crate::nn::Float8Codes;
 use tch::{Kind, Tensor};
@@ -14,7 +13,7 @@ use torch_ext::apply_function;
 use torch_ext::fp8::largest_value;
 
 /// The type of codes.
-pub(super) const CODES: Kind = WEIGHT_FORMAT;
+pub(super) const CODES: Kind = Float8Codes::KIND;
 
 /// As collectives move them.
 pub(super) fn as_bytes(codes: &Tensor) -> Result<Tensor> {
@@ -62,7 +61,7 @@ impl FullyShard {
         };
         for ((numbers, mut place), scale) in numbers.iter().zip(pieces(content, units.rank, &own)?).zip(&scales) {
             if numbers.numel() > 0 {
-                place.f_copy_(&weight_codes(numbers, scale)?)?;
+                place.f_copy_(&Float8Codes::of_piece(numbers, scale)?)?;
             }
         }
         units.set_scales(unit, scales);
@@ -77,6 +76,6 @@ impl FullyShard {
             largest.f_select(0, place)?.f_copy_(&largest_value(piece, None)?)?;
         }
         self.0.transport.group().all_reduce(&largest, ReduceOp::Max)?;
-        largest.f_unbind(0)?.iter().map(tensorwise_scale).collect()
+        largest.f_unbind(0)?.iter().map(Float8Codes::scale_of).collect()
     }
 }
