@@ -113,7 +113,7 @@ pub trait CausalLM: Module<Input = CausalLMInput, Output = CausalLMOutput> {
 
 /// One token or several: Hugging Face's configurations write both.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "wanted the number of a token, or a list of such numbers")]
 pub(crate) enum OneOrMore {
     One(i64),
     More(Vec<i64>),

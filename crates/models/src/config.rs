@@ -133,7 +133,7 @@ pub trait PretrainedConfig: Sized {
 }
 
 /// The reason with the key that it is about, where a single key is to blame: the parser knows only lines and columns.
-fn with_key<T: DeserializeOwned>(json: &str, reason: String) -> String {
+pub(crate) fn with_key<T: DeserializeOwned>(json: &str, reason: String) -> String {
     let Ok(serde_json::Value::Object(all)) = serde_json::from_str(json) else { return reason };
     let is_wrong = |(key, value): &(String, serde_json::Value)| {
         let alone = serde_json::Map::from_iter([(key.clone(), value.clone())]);

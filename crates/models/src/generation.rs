@@ -4,7 +4,7 @@
 //! libtorch's generator, so that the same seed gives the same tokens.
 
 use crate::causal_lm::OneOrMore;
-use crate::config::MOST_BYTES;
+use crate::config::{MOST_BYTES, with_key};
 use crate::files;
 use crate::{CausalLM, ConfigError, KeyValueCache};
 use accelerate::tch::{self, Kind, Tensor};
@@ -134,7 +134,7 @@ impl GenerationFile {
         }
         let text = files::read_text(&path, MOST_BYTES)?;
         let malformed = |reason| ConfigError::Malformed { path: path.clone(), model: "generation", reason };
-        files::from_json(&text).map(Some).map_err(malformed)
+        files::from_json(&text).map(Some).map_err(|reason| malformed(with_key::<Self>(&text, reason)))
     }
 }
 

@@ -8,8 +8,9 @@ use crate::lora::{AddAdapterOptions, LoadAdapterOptions, LoraConfig, PeftModel, 
 use crate::nn::{Param, ParamStore, StateDict, flat_elements, is_floating};
 use accelerate_core::layout::Layout;
 use accelerate_core::lora::{ADAPTER_CONFIG, ADAPTER_STEM, file_key};
-use accelerate_core::weight_files::shown;
+use accelerate_core::weight_files::{listed, shown};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::{Path, PathBuf};
 use tch::Tensor;
 
@@ -174,6 +175,9 @@ fn different(key: &str) -> String {
 
 fn read_config(folder: &Path) -> Result<LoraConfig> {
     let path = folder.join(ADAPTER_CONFIG);
+    if folder.is_dir() && !path.exists() {
+        return Err(LoraError::NoAdapter { folder: folder.to_owned(), hint: what_is_there(folder) }.into());
+    }
     let content = read_saved_file(folder, ADAPTER_CONFIG)?;
     if content.len() > MAX_CONFIG_BYTES {
         let (found_bytes, most_bytes) = (content.len() as u64, MAX_CONFIG_BYTES as u64);
@@ -181,6 +185,22 @@ fn read_config(folder: &Path) -> Result<LoraConfig> {
     }
     let config = LoraConfig::from_json(&String::from_utf8_lossy(&content));
     Ok(config.map_err(|source| LoraError::Config { path, source })?)
+}
+
+/// What a folder holds that is no adapter, for people.
+fn what_is_there(folder: &Path) -> String {
+    const MOST_BYTES: usize = 200;
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let with_adapter = entries.filter(|entry| entry.path().join(ADAPTER_CONFIG).exists());
+    let mut names: Vec<String> = with_adapter.map(|entry| shown(&entry.file_name().to_string_lossy())).collect();
+    names.sort_unstable();
+    match names.is_empty() {
+        false => format!("; adapters are in its folders {}: name one of these", listed(&names, MOST_BYTES)),
+        true if folder.join("config.json").exists() => {
+            "; there is a model (config.json): name the folder of an adapter that was trained beside it".to_owned()
+        }
+        true => "; name the folder that `save_pretrained` of an adapter wrote".to_owned(),
+    }
 }
 
 /// `adapter_model.safetensors`, or the file of older versions where that alone is there.

@@ -64,6 +64,8 @@ pub(crate) enum LoraError {
         "the weight of {path} with the adapter {adapter:?} merged into it is not finite; the adapter seems to be broken"
     )]
     MergedNotFinite { adapter: String, path: String },
+    #[error("there is no {} in {}{hint}", accelerate_core::lora::ADAPTER_CONFIG, folder.display())]
+    NoAdapter { folder: PathBuf, hint: String },
     #[error("the adapter in {} cannot be used: {source}", path.display())]
     Config { path: PathBuf, source: accelerate_core::Error },
     #[error(
@@ -81,6 +83,6 @@ impl LoraError {
     }
 
     pub(crate) fn is_weights(&self) -> bool {
-        matches!(self, Self::Config { .. } | Self::DoesNotFit { .. })
+        matches!(self, Self::Config { .. } | Self::DoesNotFit { .. } | Self::NoAdapter { .. })
     }
 }

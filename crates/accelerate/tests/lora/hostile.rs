@@ -140,7 +140,12 @@ fn tensors_are_not_believed() {
 fn files_that_are_damaged_or_not_there_are_named() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name);
-    check(folder.path(), "adapter_config.json");
+    check(folder.path(), "there is no adapter_config.json in");
+    fs::write(path("config.json"), "{}").unwrap();
+    check(folder.path(), "there is a model (config.json)");
+    fs::create_dir(path("second")).unwrap();
+    fs::write(path("second/adapter_config.json"), "{}").unwrap();
+    check(folder.path(), "adapters are in its folders second: name one of these");
     fs::write(path("adapter_config.json"), "{").unwrap();
     check(folder.path(), "it is not JSON");
     fs::write(path("adapter_config.json"), "[]").unwrap();

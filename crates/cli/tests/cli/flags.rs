@@ -91,6 +91,7 @@ const EFFECTIVE: &[Flag] = &[
     ("fp8_amax_history_len", "16", "1024", FP8),
     ("fp8_amax_compute_algo", "max", "most_recent", FP8),
     ("fp8_pad_inner_dim", "false", "true", FP8),
+    ("fp8_enable_fsdp_float8_all_gather", "true", "", "--mixed_precision fp8 --use_fsdp"),
     ("debug", "", "", ""),
     ("rdzv_conf", "join_timeout=900", "", ""),
 ];
@@ -103,8 +104,6 @@ const WITHOUT_EFFECT: &[Flag] = &[
     ("main_training_function", "train", "", ""),
     ("downcast_bf16", "", "", ""),
     ("fsdp_use_orig_params", "false", "true", FSDP),
-    // Its default there asks for what there is not, which is told as well.
-    ("fp8_enable_fsdp_float8_all_gather", "true", "", FP8),
 ];
 
 const REFUSED: &[Flag] = &[

@@ -130,7 +130,7 @@ fn answers_become_a_file(#[case] answers: &str, #[case] wanted: &str) {
 #[test]
 fn a_wrong_answer_is_asked_again_with_the_reason() {
     let folder = tempfile::tempdir().unwrap();
-    let answers = "back, , AMAZON_SAGEMAKER, , TPU, MULTI_NPU, MULTI_CPU, zero, , maybe, , , , MEGATRON_LM, , 0, 2, , fp8, msamp, , , , /, ";
+    let answers = "back, , AMAZON_SAGEMAKER, , TPU, MULTI_NPU, MULTI_CPU, zero, , maybe, , , , MEGATRON_LM, , 0, 2, , fp8, msamp, , , , , /, ";
     let ended = conversation(folder.path(), &[], &lines(answers));
     ended.expect(
         0,

@@ -61,10 +61,10 @@ const CONDITIONS: [Condition; 10] = [
     Condition {
         section: "fp8_config",
         field: "enable_fsdp_float8_all_gather",
-        needed: "weights are gathered in bfloat16; set backend to AO and recipe_name to tensorwise",
+        needed: "weights are whole on every process or gathered in bfloat16; set use_fsdp to true, backend to AO and recipe_name to tensorwise",
         is_met: |run| {
             let is_dynamic = run.fp8.backend.is_none_or(|backend| backend == FP8BackendType::AO);
-            is_dynamic && run.fp8.recipe_name == Float8LinearRecipeName::Tensorwise
+            run.fsdp_in_use().is_some() && is_dynamic && run.fp8.recipe_name == Float8LinearRecipeName::Tensorwise
         },
     },
     Condition {
