@@ -262,20 +262,20 @@ pub(crate) enum StateError {
     DifferentPlans { rank: usize, on_main: String, there: String },
 
     #[error(
-        "the dropout {path} gets some tokens on each rank, and parallelize_plan does not name it: it would drop others than one process \
-         does. Give it the style sequence_parallel"
+        "the dropout {path} gets some tokens on each rank, and parallelize_plan does not name it: its mask would not be that of one process, and \
+         ranks would draw different numbers. Add \"{path}\": \"sequence_parallel\" to the plan"
     )]
     UnnamedDropout { path: String },
 
     #[error(
-        "ranks that compute one model together got different gradients of {parameter}, which each of them has whole (their sizes by \
+        "ranks that compute one model together got different gradients of {parameter}, which each of them has whole (norms by \
          rank: {norms}), and no plan can name it, because it is of no layer: use it where each rank has all features and all tokens, or \
-         build a layer of it (Linear, Embedding, LayerNorm, RMSNorm)"
+         make it a parameter of a layer (Linear, Embedding, LayerNorm, RMSNorm), which a plan can name"
     )]
     DifferentGradientsOfNoLayer { parameter: String, norms: String },
 
     #[error(
-        "ranks that compute one model together got different gradients of {parameter}, which each of them has whole (their sizes by \
+        "ranks that compute one model together got different gradients of {parameter}, which each of them has whole (norms by \
          rank: {norms}): each sees some features or tokens. Where it sees some heads between divided layers, say replicated_with_grad_allreduce for it; \
          where the plan divides tokens, sequence_parallel; or gather the output in front of it (colwise_gather_output)"
     )]

@@ -48,7 +48,10 @@ impl Dropout {
 
     /// Any shape to the same shape.
     pub fn forward(&self, input: &Tensor) -> Result<Tensor> {
-        self.token_wise.forward(input, |input| Ok(input.f_dropout(self.p, self.training.get())?))
+        match self.training.get() && self.p > 0.0 {
+            true => self.token_wise.forward(input, |input| Ok(input.f_dropout(self.p, true)?)),
+            false => self.token_wise.identity(input),
+        }
     }
 }
 

@@ -10,6 +10,11 @@ use tch::Tensor;
 pub(crate) trait AroundTokens: Send + Sync + Debug {
     /// The layer's output for `input`; `layer` computes it.
     fn forward(&self, input: &Tensor, layer: &dyn Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor>;
+
+    /// The same of a layer that gives its input, as a dropout that drops nothing.
+    fn identity(&self, input: &Tensor) -> Result<Tensor> {
+        self.forward(input, &|input| Ok(input.shallow_clone()))
+    }
 }
 
 /// A norm over features, or a dropout. It shares what goes around it with the layer that the model holds.
@@ -34,6 +39,14 @@ impl TokenWise {
         // A shared pointer: whole after every statement, also where another thread panicked.
         let around = self.around.read().unwrap_or_else(PoisonError::into_inner).clone();
         around.map_or_else(|| layer(input), |around| around.forward(input, &layer))
+    }
+}
+
+impl TokenWise {
+    /// Of a layer that gives its input.
+    pub(super) fn identity(&self, input: &Tensor) -> Result<Tensor> {
+        let around = self.around.read().unwrap_or_else(PoisonError::into_inner).clone();
+        around.map_or_else(|| Ok(input.shallow_clone()), |around| around.identity(input))
     }
 }
 

@@ -117,9 +117,15 @@ pub(crate) struct GroupSettings {
 }
 
 impl GroupSettings {
-    /// Refuses what no optimizer can step with, whoever has set it: below 0, a learning rate would climb.
+    /// Refuses what no optimizer can step with, and no file can hold. A learning rate may be below 0 here: schedules of the user's own
+    /// make it so, and rounding does.
     pub(super) fn check(&self, optimizer: &'static str) -> Result<()> {
-        at_least_zero(optimizer, "lr", self.lr)?;
+        for lr in std::iter::once(self.lr).chain(self.initial_lr) {
+            if !lr.is_finite() {
+                let (found, wanted) = (lr, "a finite number");
+                return Err(OptimError::Setting { owner: optimizer, name: "lr", found, wanted }.into());
+            }
+        }
         at_least_zero(optimizer, "weight_decay", self.weight_decay)?;
         at_least_zero(optimizer, "momentum", self.momentum)
     }
@@ -200,6 +206,7 @@ impl OptimizerHandle {
                 weight_decay: group.weight_decay.unwrap_or(defaults.weight_decay),
                 momentum: group.momentum.or(defaults.momentum).unwrap_or(0.0),
             };
+            at_least_zero(optimizer, "lr", group.lr)?;
             group.check(optimizer)?;
             settings.push(group);
         }
@@ -355,7 +362,7 @@ impl OptimizerHandle {
 
     /// Refuses a step that would go wrong unseen: of an optimizer that does not know about accumulation and loss scaling,
     /// although its model does; with state of full parameters, although only shards of them are left; and with settings that
-    /// a program or its schedule has since made below 0 or no numbers.
+    /// a program or its schedule has since made no numbers.
     ///
     /// Returns the [`storage_version`] of the parameters.
     pub(super) fn check_step(&self) -> Result<u64> {

@@ -2,6 +2,7 @@
 
 use super::handle::{GroupSettings, OptimizerHandle};
 use crate::error::{OptimError, Result};
+use crate::messages;
 use crate::nn::{Layout, Param, flat_elements};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -98,7 +99,7 @@ pub(super) fn save_groups(handle: &OptimizerHandle, options: &impl Serialize) ->
     (0..handle.num_groups())
         .map(|group| {
             let settings = handle.settings(group)?;
-            // JSON has no such numbers, so that nobody could read them again.
+            // JSON has no number that is not finite, so that nobody could read it again.
             settings.check(handle.optimizer_name())?;
             Ok(GroupState {
                 name: handle.group_name(group).map(str::to_string),
@@ -309,6 +310,12 @@ impl<'a> Loading<'a> {
             return Err(OptimError::StateMismatch { optimizer, problems: self.problems }.into());
         }
         for (index, group) in self.state.groups.iter().enumerate() {
+            if group.lr < 0.0 {
+                let (optimizer, lr) = (self.handle.optimizer_name(), group.lr);
+                messages::warning!(
+                    "the saved learning rate of group {index} of {optimizer} is {lr}: below 0, steps go up the gradient"
+                );
+            }
             self.handle.update(index, |settings| *settings = group.settings())?;
         }
         self.handle.state_loaded();

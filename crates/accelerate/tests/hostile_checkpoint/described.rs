@@ -241,7 +241,6 @@ fn values() -> Vec<Case> {
         set("two rates of one group", "scheduler", "/objects/scheduler/values/base_lrs", json!([0.1, 0.1])),
         set("no groups", "optimizer", "/objects/optimizer/values/param_groups", json!([])),
         set("a rate that is a text", "optimizer", "/objects/optimizer/values/param_groups/0/lr", json!("fast")),
-        set("a rate that climbs", "lr is -1", "/objects/optimizer/values/param_groups/0/lr", json!(-1.0)),
         set(
             "weights that grow",
             "weight_decay is -0.1",

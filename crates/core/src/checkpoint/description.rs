@@ -216,10 +216,9 @@ impl Checkpoint {
         });
         let of_no_rank = self.objects.keys().find(|name| is_of_no_rank(name, self.world_size));
         if let Some(name) = of_no_rank {
-            let name = shown(name);
+            let (name, processes) = (shown(name), self.world_size);
             return Some(format!(
-                "`{name}` is of none of the ranks that can have it, of {} processes",
-                self.world_size
+                "`{name}` is of none of the ranks that can have it: the run had {processes} processes"
             ));
         }
         of_objects.or_else(|| self.check_all_is_used())

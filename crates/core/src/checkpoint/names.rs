@@ -20,8 +20,8 @@ pub fn is_of_one_rank(object: &str) -> bool {
     after_prefix(object).is_some()
 }
 
-/// Does the name say that one rank alone has the object, and is none of `world_size` ranks that one? Another spelling of a number
-/// is the name of another object, and rank 0 is the first of its folder.
+/// Is this the object of one rank that a run of `world_size` ranks does not have? `gradients_07` is none of rank 7, and what ranks hold
+/// otherwise than the first of their folder, rank 0 never does.
 pub(super) fn is_of_no_rank(object: &str, world_size: usize) -> bool {
     after_prefix(object).is_some_and(|(prefix, number)| {
         let rank = number.parse().ok().filter(|rank: &usize| *rank < world_size && rank.to_string() == number);

@@ -100,7 +100,7 @@ impl fmt::Display for Collective {
 impl Plan {
     /// The collectives of a training step of one micro-batch, in order, if its forward pass uses units in that of their
     /// first parameters. Empty on one rank. A unit of which the backward pass needs no values is not gathered again, which
-    /// nobody can know in advance; and ranks compare a few bytes to be sure of each other.
+    /// nobody can know in advance; ranks compare a few bytes to be sure of each other, and agree on the scales of FP8 codes.
     ///
     /// ```
     /// use accelerate_core::config::FullyShardedSettings;

@@ -6,7 +6,7 @@
 use super::FullyShard;
 use super::units::{in_shape_of, pieces};
 use crate::error::Result;
-use crate::group::{NeededBy, ReduceOp};
+use crate::group::ReduceOp;
 use crate::nn::Float8Codes;
 use tch::{Kind, Tensor};
 use torch_ext::apply_function;
@@ -32,14 +32,14 @@ impl FullyShard {
         Ok(Some(Float8Codes { codes, scale: units.scale(unit, member)?, stand_in }))
     }
 
-    /// The numbers that the codes of a parameter stand for, for whoever computes with it otherwise than in FP8.
-    pub(super) fn numbers(&self, unit: usize, member: usize) -> Result<Tensor> {
+    /// A parameter dequantized from its codes, for whoever computes with it outside of its layer.
+    pub(super) fn dequantized(&self, unit: usize, member: usize) -> Result<Tensor> {
         let Some(Float8Codes { codes, scale, stand_in }) = self.codes(unit, member)? else {
             return Ok(self.use_unit(unit, member)?.1);
         };
         let kind = stand_in.f_kind()?;
         let numbers = apply_function(
-            "NumbersOfCodes",
+            "DequantizeFloat8",
             &[&stand_in],
             |_| Ok(vec![codes.f_to_kind(Kind::Float)?.f_div(&scale)?.f_to_kind(kind)?]),
             |_, gradients| Ok(gradients),
@@ -48,13 +48,13 @@ impl FullyShard {
     }
 
     /// Codes of this rank's shard, at its place in the memory of the unit. Collective: ranks find the largest values together, but not
-    /// for a backward pass, which computes with the codes of the forward pass.
-    pub(super) fn place_codes(&self, unit: usize, full: &Tensor, needed_by: NeededBy) -> Result<Tensor> {
+    /// in a backward pass, which computes with the codes of the forward pass.
+    pub(super) fn place_codes(&self, unit: usize, full: &Tensor, is_backward: bool) -> Result<Tensor> {
         let units = &self.0.units;
         let (content, own) = (units.content(unit), units.place_of_shard(unit, full)?);
         let shard = self.0.offloader.shard_in_memory(unit)?.f_to_device(units.device)?;
         let numbers = pieces(content, units.rank, &shard)?;
-        let known = units.scales(unit).filter(|_| needed_by == NeededBy::Backward);
+        let known = units.scales(unit).filter(|_| is_backward);
         let scales = match known {
             Some(scales) => scales,
             None => self.agree_on_scales(&numbers)?,
@@ -75,7 +75,12 @@ impl FullyShard {
         for (piece, place) in pieces.iter().zip(0..).filter(|(piece, _)| piece.numel() > 0) {
             largest.f_select(0, place)?.f_copy_(&largest_value(piece, None)?)?;
         }
-        self.0.transport.group().all_reduce(&largest, ReduceOp::Max)?;
+        // What is not a number is larger than all others here, and not for every backend's reduction.
+        let is_nan = largest.f_isnan()?.f_to_kind(Kind::Float)?;
+        let both = Tensor::f_stack(&[largest.f_nan_to_num(0.0, f64::INFINITY, f64::INFINITY)?, is_nan], 0)?;
+        self.0.transport.group().all_reduce(&both, ReduceOp::Max)?;
+        let is_nan = both.f_select(0, 1)?.f_to_kind(Kind::Bool)?;
+        let largest = both.f_select(0, 0)?.f_masked_fill(&is_nan, f64::NAN)?;
         largest.f_unbind(0)?.iter().map(Float8Codes::scale_of).collect()
     }
 }

@@ -18,7 +18,7 @@ impl FullyShard {
     /// One parameter to compute with. Collective unless its unit is gathered already.
     pub(super) fn materialize(&self, unit: usize, member: usize) -> Result<Tensor> {
         match self.0.units.content(unit).in_fp8 {
-            true => self.numbers(unit, member),
+            true => self.dequantized(unit, member),
             false => Ok(self.use_unit(unit, member)?.1),
         }
     }
@@ -37,7 +37,7 @@ impl FullyShard {
             Phase::Other => NeededBy::Outside,
         };
         let full = self.gather(unit, needed_by)?;
-        let outputs = if records { self.outputs_of(unit, &full)? } else { units.seen_by_graphs(unit, &full)? };
+        let outputs = if records { self.outputs_of(unit, &full)? } else { units.graph_outputs(unit, &full)? };
         let output = outputs[member].shallow_clone();
         drop(units.keep_outputs(unit, needed_by, (records, outputs)));
         Ok((full, output))
@@ -58,9 +58,10 @@ impl FullyShard {
         if let Some(full) = self.0.units.usable(unit) {
             return Ok(full);
         }
-        self.start_gather(unit, needed_by)?;
+        let is_backward = needed_by == NeededBy::Backward;
+        self.start_gather(unit, needed_by, is_backward)?;
         let (expected, is_wanted) = self.0.prefetcher.after_gather(unit, needed_by);
-        self.start_next(&expected, is_wanted)?;
+        self.start_next(&expected, is_wanted, is_backward)?;
         self.receive(unit)
     }
 
@@ -74,7 +75,7 @@ impl FullyShard {
         } else {
             let _no_grad = tch::no_grad_guard();
             let full = units.buffers.take(units.full_elements(unit), (kind, units.device))?;
-            let own = self.told_to_others(self.0.offloader.place_shard(unit, &full))?;
+            let own = self.leave_on_error(self.0.offloader.place_shard(unit, &full))?;
             let pending = self.0.transport.group().start_all_gather(&full, &own, &units.label(unit))?;
             pending.map_or(Ok(()), PendingCollective::wait)?;
             full
@@ -96,8 +97,9 @@ impl FullyShard {
         Ok(full)
     }
 
-    /// Asks for the unit's elements of all ranks, unless that has been done.
-    fn start_gather(&self, unit: usize, needed_by: NeededBy) -> Result<()> {
+    /// Asks for the unit's elements of all ranks, unless that has been done. `is_backward`: in a backward pass, which computes with the
+    /// codes of the forward pass.
+    fn start_gather(&self, unit: usize, needed_by: NeededBy, is_backward: bool) -> Result<()> {
         let _no_grad = tch::no_grad_guard();
         let (units, transport) = (&self.0.units, &self.0.transport);
         if units.is_arriving(unit) {
@@ -105,8 +107,8 @@ impl FullyShard {
         }
         let full = units.memory_to_gather(unit)?;
         let is_in_fp8 = units.content(unit).in_fp8;
-        let own = self.told_to_others(match is_in_fp8 {
-            true => self.place_codes(unit, &full, needed_by),
+        let own = self.leave_on_error(match is_in_fp8 {
+            true => self.place_codes(unit, &full, is_backward),
             false => self.0.offloader.place_shard(unit, &full),
         })?;
         if needed_by == NeededBy::Backward && transport.begin_backward() {
@@ -124,17 +126,17 @@ impl FullyShard {
     }
 
     /// Where this rank's shard cannot be read, the others are told: they would wait for it until the deadline, and not know why.
-    fn told_to_others(&self, shard: Result<Tensor>) -> Result<Tensor> {
+    fn leave_on_error(&self, shard: Result<Tensor>) -> Result<Tensor> {
         shard.inspect_err(|error| drop(self.0.transport.group().leave(&error.to_string())))
     }
 
     /// After a unit's backward pass, asks for what the next one needs.
     fn start_expected_after_backward(&self) -> Result<()> {
-        self.0.prefetcher.after_backward_of_unit().map_or(Ok(()), |expected| self.start_next(&expected, true))
+        self.0.prefetcher.after_backward_of_unit().map_or(Ok(()), |expected| self.start_next(&expected, true, true))
     }
 
     /// Asks for the units that are expected next if that `is_wanted`, and has the one after them read from where it is kept.
-    fn start_next(&self, expected: &Expected, is_wanted: bool) -> Result<()> {
+    fn start_next(&self, expected: &Expected, is_wanted: bool, is_backward: bool) -> Result<()> {
         let (units, transport) = (&self.0.units, &self.0.transport);
         let is_here = |unit: usize| units.usable(unit).is_some();
         let count = if is_wanted { units.plan.num_ahead(expected, is_here) } else { 0 };
@@ -143,7 +145,7 @@ impl FullyShard {
             let asked: SmallVec<[usize; 2]> =
                 expected[..count].iter().copied().filter(|&unit| !is_here(unit)).collect();
             // What is sent is sent to any pass alike.
-            asked.into_iter().try_for_each(|unit| self.start_gather(unit, NeededBy::Forward))?;
+            asked.into_iter().try_for_each(|unit| self.start_gather(unit, NeededBy::Forward, is_backward))?;
         }
         if let Some(next) = next {
             self.0.offloader.read_ahead(next);
@@ -158,7 +160,7 @@ impl FullyShard {
         Ok(torch_ext::apply_function(
             "GatherUnit",
             &locals.iter().collect::<Vec<_>>(),
-            |_| Ok(self.0.units.seen_by_graphs(unit, full)?),
+            |_| Ok(self.0.units.graph_outputs(unit, full)?),
             move |_, gradients| {
                 let (own, is_reducing) = Arc::clone(&engine.0.reducer).reduce(unit, gradients)?;
                 if is_reducing {

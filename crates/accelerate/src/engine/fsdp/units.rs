@@ -58,7 +58,7 @@ pub(super) struct UnitState {
     kinds: Kinds,
     /// `[world_size * shard_elements]` of the type that is gathered, while unsharded.
     full: Option<Tensor>,
-    /// Of a unit that is gathered as codes: the scale of each parameter, since the last forward pass.
+    /// Of a unit that is gathered as codes: the scale of each parameter, from the first gather after a step on.
     scales: Option<Vec<Tensor>>,
     /// Other ranks' shards may have changed since they were gathered. Only where the unit stays unsharded.
     is_stale: bool,
@@ -343,6 +343,7 @@ impl Units {
 
     /// Other ranks may change their shards of all units from now on.
     pub(super) fn set_stale(&self) {
+        self.lock().units.iter_mut().for_each(|unit| unit.scales = None);
         if self.stays_unsharded {
             self.lock().units.iter_mut().for_each(|unit| unit.is_stale = true);
         }
@@ -361,7 +362,7 @@ impl Units {
     }
 
     /// What graphs see of the parameters: themselves, or what stands in for codes, which have no gradients.
-    pub(super) fn seen_by_graphs(&self, unit: usize, full: &Tensor) -> Result<Vec<Tensor>, tch::TchError> {
+    pub(super) fn graph_outputs(&self, unit: usize, full: &Tensor) -> Result<Vec<Tensor>, tch::TchError> {
         if !self.content(unit).in_fp8 {
             return self.views(unit, full);
         }

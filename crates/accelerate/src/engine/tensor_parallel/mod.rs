@@ -45,12 +45,16 @@ struct Compared {
     param: Param,
     /// It is of a layer, which a plan can name.
     is_of_layer: bool,
-    /// In so many steps with a gradient of its own.
+    /// In so many steps with a gradient that is not zero.
     checks_left: usize,
+    /// In so many steps with any gradient.
+    steps_left: usize,
 }
 
 /// A model that is built wrongly shows in its first steps.
 const NUM_CHECKS: usize = 3;
+/// One whose gradient is zero all the time is not compared for ever.
+const MOST_STEPS: usize = 100;
 
 impl TensorParallel {
     /// Divides the layers of a model over the ranks along [`Axis::Tp`], with the values of rank 0 of the job. `settings` have the
@@ -111,7 +115,7 @@ impl TensorParallel {
         let whole = store.trainable_parameters().into_iter().filter(|param| param.slice_param().is_none());
         let to_compare = whole.map(|param| {
             let is_of_layer = of_layers.contains(param.name());
-            Compared { param, is_of_layer, checks_left: NUM_CHECKS }
+            Compared::new(param, is_of_layer)
         });
         Ok(Self { region, to_compare: Arc::new(Mutex::new(to_compare.collect())) })
     }
@@ -139,8 +143,8 @@ impl TensorParallel {
             false => "",
         };
         error.context(format!(
-            "in a forward pass that {num_ranks} ranks compute together (a colwise layer gives each rank some features, which a rowwise layer \
-             takes; colwise_gather_output gives all, rowwise_split_input takes all; heads that do not divide evenly need \"unit\"{tokens})"
+            "in a forward pass that {num_ranks} ranks compute together (if sizes do not fit: a colwise layer gives each rank some features, \
+             which a rowwise layer takes; colwise_gather_output gives all, rowwise_split_input takes all; heads that do not divide evenly need \"unit\"{tokens})"
         ))
     }
 
@@ -155,60 +159,98 @@ impl TensorParallel {
     }
 
     /// Before the first steps of each parameter that each rank has whole: all must have got the same gradient. They have not where such
-    /// a layer stands between divided ones, and sees some features on each rank. Collective then.
+    /// a layer stands between divided ones, and sees some features on each rank. Collective as long as some are still to be compared.
     ///
     /// # Errors
     /// The first parameter whose gradients differ, on all ranks.
     pub(crate) fn check_gradients(&self) -> Result<()> {
-        const TOLERANCE: f64 = 1e-2;
-        let _no_grad = tch::no_grad_guard();
-        // Whoever is here has taken part in the same step, so that the same parameters have gradients.
         let mut to_compare = self.to_compare.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut now: Vec<(&mut Compared, Tensor)> = to_compare
-            .iter_mut()
-            .filter_map(|own| Some((own.param.grad()?, own)))
-            .map(|(grad, own)| (own, grad))
-            .collect();
-        if now.is_empty() {
+        // It shrinks by what all ranks know, so it is empty on all of them.
+        if to_compare.is_empty() {
             return Ok(());
         }
+        let _no_grad = tch::no_grad_guard();
         let group = self.region.group();
-        // Shards of a unit with slices of different sizes begin at other elements.
-        let layouts: Vec<String> = now.iter().map(|(own, _)| own.param.layout().to_string()).collect();
-        if group.disagreement("layouts of whole parameters", &layouts.join("; "))?.is_some() {
-            drop(now);
-            to_compare.clear();
+        let gradients: Vec<Option<Tensor>> = to_compare.iter().map(|own| own.param.grad()).collect();
+        let lines = to_compare.iter().zip(&gradients).map(|(own, gradient)| {
+            let has_gradient = if gradient.is_some() { "a gradient" } else { "none" };
+            format!("{}\t{has_gradient}\n", own.param.layout())
+        });
+        if let Some(texts) = group.disagreement("gradients of whole parameters", &lines.collect::<String>())? {
+            return match first_without_gradient(&texts) {
+                Some(place) => Err(to_compare[place].different("a gradient on some ranks only".to_owned())),
+                // Shards of a unit with slices of different sizes begin at other elements.
+                None => {
+                    to_compare.clear();
+                    Ok(())
+                }
+            };
+        }
+        let mut now: Vec<(&mut Compared, Tensor)> =
+            to_compare.iter_mut().zip(gradients).filter_map(|(own, gradient)| Some((own, gradient?))).collect();
+        if now.is_empty() {
             return Ok(());
         }
         let norm = |(_, grad): &(&mut Compared, Tensor)| match grad.numel() > 0 && !grad.is_sparse() {
             true => Ok(grad.f_to_kind(Kind::Double)?.f_norm()?.f_double_value(&[])?),
             false => Ok(0.0),
         };
-        let norms = now.iter().map(norm).collect::<Result<Vec<f64>>>();
-        let norms = group.agree_on_success("sizes of gradients", norms)?;
+        let norms = group.agree_on_success("norms of gradients", now.iter().map(norm).collect::<Result<Vec<f64>>>())?;
         let all = group.all_gather(&Tensor::f_from_slice(&norms)?)?;
         let all: Vec<Vec<f64>> = all.iter().map(|norms| Ok(Vec::<f64>::try_from(norms)?)).collect::<Result<_>>()?;
         for (position, (own, _)) in now.iter_mut().enumerate() {
-            let first = all[0][position];
-            if all.iter().any(|norms| (norms[position] - first).abs() > TOLERANCE * first.abs() + 1e-12) {
-                let parameter = own.param.name().to_owned();
-                let norms: Vec<String> = all.iter().map(|norms| format!("{:.3e}", norms[position])).collect();
-                let norms = norms.join(", ");
-                return Err(match own.is_of_layer {
-                    true => StateError::DifferentGradients { parameter, norms },
-                    false => StateError::DifferentGradientsOfNoLayer { parameter, norms },
-                }
-                .into());
-            }
-            // One that is part of no loss yet has a gradient of zeros where it is sharded.
-            if first != 0.0 {
-                own.checks_left -= 1;
-            }
+            own.compare(&all.iter().map(|norms| norms[position]).collect::<Vec<f64>>())?;
         }
         drop(now);
-        to_compare.retain(|own| own.checks_left > 0);
+        // What is sharded in the same way everywhere, and has no elements here, has none on the others either.
+        to_compare.retain(|own| own.checks_left > 0 && own.steps_left > 0 && own.param.local().numel() > 0);
         Ok(())
     }
+}
+
+impl Compared {
+    fn new(param: Param, is_of_layer: bool) -> Self {
+        Self { param, is_of_layer, checks_left: NUM_CHECKS, steps_left: MOST_STEPS }
+    }
+
+    /// `norms` are those of all ranks, in a step in which it has a gradient.
+    fn compare(&mut self, norms: &[f64]) -> Result<()> {
+        const TOLERANCE: f64 = 1e-2;
+        let first = norms.first().copied().unwrap_or(0.0);
+        if norms.iter().any(|norm| (norm - first).abs() > TOLERANCE * first.abs() + 1e-12) {
+            let norms: Vec<String> = norms.iter().map(|norm| format!("{norm:.3e}")).collect();
+            return Err(self.different(norms.join(", ")));
+        }
+        // One that is part of no loss yet may have a gradient of zeros.
+        self.checks_left -= usize::from(first != 0.0);
+        self.steps_left -= 1;
+        Ok(())
+    }
+
+    fn different(&self, norms: String) -> Error {
+        let parameter = self.param.name().to_owned();
+        match self.is_of_layer {
+            true => StateError::DifferentGradients { parameter, norms }.into(),
+            false => StateError::DifferentGradientsOfNoLayer { parameter, norms }.into(),
+        }
+    }
+}
+
+/// Of ranks that have the same parts of all parameters, the first parameter that has a gradient on some ranks only.
+fn first_without_gradient(texts: &[String]) -> Option<usize> {
+    let lines = |text: &String| -> Vec<(String, bool)> {
+        let line = |line: &str| line.split_once('\t').map(|(layout, found)| (layout.to_owned(), found == "a gradient"));
+        text.lines().filter_map(line).collect()
+    };
+    let ranks: Vec<_> = texts.iter().map(lines).collect();
+    let first = ranks.first()?;
+    let has_same_layouts = |other: &Vec<(String, bool)>| {
+        other.len() == first.len() && other.iter().zip(first).all(|((one, _), (another, _))| one == another)
+    };
+    if !ranks.iter().all(has_same_layouts) {
+        return None;
+    }
+    (0..first.len()).find(|&place| ranks.iter().any(|own| own[place].1 != first[place].1))
 }
 
 /// A divided layer in one line, as plans of ranks are compared.

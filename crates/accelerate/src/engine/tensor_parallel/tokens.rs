@@ -286,6 +286,13 @@ impl AroundTokens for DropoutOfTokens {
         let output = input.f_mul(&factors.f_narrow(-2, own.start as i64, own.len() as i64)?.f_contiguous()?)?;
         if self.gathers_tokens { self.region.all_tokens(&output) } else { Ok(output) }
     }
+
+    fn identity(&self, input: &Tensor) -> Result<Tensor> {
+        match self.gathers_tokens && self.region.divides_tokens() {
+            true => self.region.all_tokens(input),
+            false => Ok(input.shallow_clone()),
+        }
+    }
 }
 
 /// Around a dropout that the plan does not name, where it divides tokens: on some of them it would drop others than on one rank, and
@@ -302,6 +309,10 @@ impl AroundTokens for UnnamedDropout {
             return Err(StateError::UnnamedDropout { path: self.path.clone() }.into());
         }
         layer(input)
+    }
+
+    fn identity(&self, input: &Tensor) -> Result<Tensor> {
+        Ok(input.shallow_clone())
     }
 }
 
