@@ -176,7 +176,7 @@ fn different(key: &str) -> String {
 fn read_config(folder: &Path) -> Result<LoraConfig> {
     let path = folder.join(ADAPTER_CONFIG);
     if folder.is_dir() && !path.exists() {
-        return Err(LoraError::NoAdapter { folder: folder.to_owned(), hint: what_is_there(folder) }.into());
+        return Err(LoraError::NoAdapterFile { folder: folder.to_owned(), hint: what_is_there(folder) }.into());
     }
     let content = read_saved_file(folder, ADAPTER_CONFIG)?;
     if content.len() > MAX_CONFIG_BYTES {

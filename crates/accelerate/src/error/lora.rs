@@ -65,7 +65,7 @@ pub(crate) enum LoraError {
     )]
     MergedNotFinite { adapter: String, path: String },
     #[error("there is no {} in {}{hint}", accelerate_core::lora::ADAPTER_CONFIG, folder.display())]
-    NoAdapter { folder: PathBuf, hint: String },
+    NoAdapterFile { folder: PathBuf, hint: String },
     #[error("the adapter in {} cannot be used: {source}", path.display())]
     Config { path: PathBuf, source: accelerate_core::Error },
     #[error(
@@ -83,6 +83,6 @@ impl LoraError {
     }
 
     pub(crate) fn is_weights(&self) -> bool {
-        matches!(self, Self::Config { .. } | Self::DoesNotFit { .. } | Self::NoAdapter { .. })
+        matches!(self, Self::Config { .. } | Self::DoesNotFit { .. } | Self::NoAdapterFile { .. })
     }
 }

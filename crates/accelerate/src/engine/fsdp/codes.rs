@@ -11,6 +11,7 @@ use crate::nn::Float8Codes;
 use tch::{Kind, Tensor};
 use torch_ext::apply_function;
 use torch_ext::fp8::largest_value;
+use torch_ext::scalar;
 
 /// The type of codes.
 pub(super) const CODES: Kind = Float8Codes::KIND;
@@ -79,8 +80,9 @@ impl FullyShard {
         let is_nan = largest.f_isnan()?.f_to_kind(Kind::Float)?;
         let both = Tensor::f_stack(&[largest.f_nan_to_num(0.0, f64::INFINITY, f64::INFINITY)?, is_nan], 0)?;
         self.0.transport.group().all_reduce(&both, ReduceOp::Max)?;
-        let is_nan = both.f_select(0, 1)?.f_to_kind(Kind::Bool)?;
-        let largest = both.f_select(0, 0)?.f_masked_fill(&is_nan, f64::NAN)?;
+        let is_number = both.f_select(0, 1)?.f_to_kind(Kind::Bool)?.f_logical_not()?;
+        let nan = scalar::full(&[], f64::NAN, (Kind::Float, units.device))?;
+        let largest = both.f_select(0, 0)?.f_where_self(&is_number, &nan)?;
         largest.f_unbind(0)?.iter().map(Float8Codes::scale_of).collect()
     }
 }
