@@ -269,6 +269,17 @@ fn write_own(folder: &Path, world_size: usize, divide: fn(Tensor) -> Tensor) {
 }
 
 #[test]
+fn the_kind_of_a_schedule_is_listed_as_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let (tensors, mut values) = own();
+    values.get_mut("scheduler").unwrap()["_scheduler_type"] = json!("StepLr");
+    write_checkpoint(&folder.path().join("own"), 1, &tensors, &values);
+    let found = run(folder.path(), "convert own python");
+    found.expect(0, &[]);
+    assert!(found.stdout.contains("scheduler: its kind, StepLr"), "{}", found.stdout);
+}
+
+#[test]
 fn python_gets_numbers_for_names_and_all_that_its_classes_need() {
     let folder = tempfile::tempdir().unwrap();
     write_own(&folder.path().join("own"), 1, |tensor| tensor);

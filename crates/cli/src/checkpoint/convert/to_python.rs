@@ -125,7 +125,13 @@ impl Writer<'_> {
         match kind {
             "model" => return Ok(self.model((name, values), tensors, notes)?),
             "optimizer" => return self.optimizer(name, values, tensors),
-            "scheduler" => self.torch((name, "bin"), size, &schedule_from_json(values))?,
+            "scheduler" => {
+                if let Some(kind) = values["_scheduler_type"].as_str() {
+                    let what = format!("{name}: its kind, {}", shown(kind));
+                    self.report.leave(what, "states of PyTorch do not say which schedule they are of");
+                }
+                self.torch((name, "bin"), size, &schedule_from_json(values))?;
+            }
             // One that is switched off has nothing to say.
             "scaler" if values.is_null() => self.torch((name, "pt"), size, &Plain::Dict(Vec::new()))?,
             "scaler" => self.torch((name, "pt"), size, &from_json(values))?,
