@@ -353,16 +353,27 @@ fn a_rank_that_evaluates_alone_is_told_what_it_waits_for() {
     assert!(error.contains("calls the model within") && error.contains("broadcast_coalesced"), "{error}");
 }
 
-/// c10d's reducer counts in its first backward pass what gradients to wait for in the later ones.
+/// With `static_graph`, c10d's reducer counts in its first backward pass what gradients to wait for in the later ones.
 #[test]
-fn a_static_graph_averages_accumulated_gradients() {
+fn every_ddp_setting_averages_accumulated_gradients() {
+    type Kwargs = DistributedDataParallelKwargs;
+    let settings = [
+        Kwargs { static_graph: Some(true), ..Default::default() },
+        Kwargs { static_graph: Some(true), gradient_as_bucket_view: Some(true), ..Default::default() },
+        Kwargs { find_unused_parameters: Some(true), ..Default::default() },
+        Kwargs { gradient_as_bucket_view: Some(true), ..Default::default() },
+        Kwargs { bucket_cap_mb: Some(0.001), ..Default::default() },
+        Kwargs { broadcast_buffers: Some(false), ..Default::default() },
+    ];
     for (world_size, steps) in [(2, 2), (3, 3)] {
         let accumulating = |kwargs| Accelerator::builder().kwargs_handler(kwargs).gradient_accumulation_steps(steps);
-        let run =
-            |kwargs| ranks(world_size, accumulating(kwargs), |accelerator| train_line(&accelerator, 72, 2, 2)).unwrap();
-        let expected = run(DistributedDataParallelKwargs::default());
-        let got = run(DistributedDataParallelKwargs { static_graph: Some(true), ..Default::default() });
-        assert_eq!(got, expected, "{world_size} ranks, {steps} micro-batches");
+        let run = |kwargs: Kwargs| {
+            ranks(world_size, accumulating(kwargs), |accelerator| train_line(&accelerator, 72, 2, 2)).unwrap()
+        };
+        let expected = run(Kwargs::default());
+        for kwargs in &settings {
+            assert_eq!(run(kwargs.clone()), expected, "{world_size} ranks, {steps} micro-batches, {kwargs:?}");
+        }
     }
 }
 
