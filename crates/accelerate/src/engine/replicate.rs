@@ -37,7 +37,7 @@ pub(super) struct Replicate {
     buffers_are_due: AtomicBool,
     find_unused_parameters: bool,
     gradient_sync: AtomicBool,
-    /// With `static_graph`, the first backward pass only records and is reduced at its end. There before that.
+    /// With `static_graph`, the first backward pass only records and is reduced at its end. This is `None` once that has happened.
     first_static_pass: Mutex<Option<GradientOrder>>,
     /// The communication hook, the program's or the one that reads memory, divides by the world size; without one the reducer does.
     has_hook: bool,
@@ -81,7 +81,7 @@ impl GradientOrder {
             let order = Arc::clone(&order);
             register_post_accumulate_grad_hook(&param.local(), move |_| {
                 let mut order = order.lock().unwrap_or_else(PoisonError::into_inner);
-                // A parameter is complete with the last of its gradients, and in the last of several micro-batches.
+                // What counts is when a parameter's last gradient came, in the last of several micro-batches.
                 order.retain(|&earlier| earlier != position);
                 order.push(position);
                 Ok(())
@@ -215,7 +215,7 @@ impl Replicate {
     }
 
     fn first_static_pass(&self) -> MutexGuard<'_, Option<GradientOrder>> {
-        // One value, which is whole at all times.
+        // The lock guards one value, which is whole at all times.
         self.first_static_pass.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -376,7 +376,7 @@ impl Engine for Replicate {
         self.power_sgd.iter().for_each(|power_sgd| hooks::lock(power_sgd).restart());
         self.knows_order.store(knows_order, Ordering::Relaxed);
         let first = self.kwargs.static_graph.then(|| GradientOrder::record(&trainable)).transpose()?;
-        // The hooks of one that is replaced go without the lock.
+        // Removing the hooks of the replaced one runs outside of the lock.
         let replaced = std::mem::replace(&mut *self.first_static_pass(), first);
         drop(replaced);
         Ok(())

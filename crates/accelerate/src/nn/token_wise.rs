@@ -11,7 +11,7 @@ pub(crate) trait AroundTokens: Send + Sync + Debug {
     /// The layer's output for `input`; `layer` computes it.
     fn forward(&self, input: &Tensor, layer: &dyn Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor>;
 
-    /// The same of a layer that gives its input, as a dropout that drops nothing.
+    /// The same where the layer returns its input unchanged, such as a dropout in evaluation mode.
     fn identity(&self, input: &Tensor) -> Result<Tensor> {
         self.forward(input, &|input| Ok(input.shallow_clone()))
     }
@@ -43,7 +43,7 @@ impl TokenWise {
 }
 
 impl TokenWise {
-    /// Of a layer that gives its input.
+    /// The output where the layer returns its input unchanged.
     pub(super) fn identity(&self, input: &Tensor) -> Result<Tensor> {
         let around = self.around.read().unwrap_or_else(PoisonError::into_inner).clone();
         around.map_or_else(|| Ok(input.shallow_clone()), |around| around.identity(input))

@@ -117,8 +117,8 @@ pub(crate) struct GroupSettings {
 }
 
 impl GroupSettings {
-    /// Refuses what no optimizer can step with, and no file can hold. A learning rate may be below 0 here: schedules of the user's own
-    /// make it so, and rounding does.
+    /// Refuses settings that no optimizer can step with and no file can hold. A learning rate may be below 0 here, because schedules of
+    /// the user's own and rounding may make it so.
     pub(super) fn check(&self, optimizer: &'static str) -> Result<()> {
         for lr in std::iter::once(self.lr).chain(self.initial_lr) {
             if !lr.is_finite() {
@@ -505,7 +505,7 @@ pub(super) fn beta1s(default: f64, groups: &[ParamGroup]) -> Vec<f64> {
     std::iter::once(default).chain(groups.iter().filter_map(|group| group.momentum)).collect()
 }
 
-/// Refuses betas that are no shares of averages. Each group has a first one for itself.
+/// Refuses betas outside of `[0, 1)`. The first beta is a setting of each group, the second one of the optimizer.
 pub(super) fn check_betas(owner: &'static str, beta1s: &[f64], beta2: f64) -> Result<()> {
     beta1s.iter().try_for_each(|&beta1| check_beta(owner, "beta1", beta1))?;
     check_beta(owner, "beta2", beta2)

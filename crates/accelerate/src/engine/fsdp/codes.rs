@@ -16,7 +16,7 @@ use torch_ext::scalar;
 /// The type of codes.
 pub(super) const CODES: Kind = Float8Codes::KIND;
 
-/// As collectives move them.
+/// The codes as bytes, which every backend can move.
 pub(super) fn as_bytes(codes: &Tensor) -> Result<Tensor> {
     Ok(codes.f_view_dtype(Kind::Uint8)?)
 }
@@ -76,7 +76,7 @@ impl FullyShard {
         for (piece, place) in pieces.iter().zip(0..).filter(|(piece, _)| piece.numel() > 0) {
             largest.f_select(0, place)?.f_copy_(&largest_value(piece, None)?)?;
         }
-        // What is not a number is larger than all others here, and not for every backend's reduction.
+        // Some backends' maximum passes over NaN, so whether there is one is reduced beside the values.
         let is_nan = largest.f_isnan()?.f_to_kind(Kind::Float)?;
         let both = Tensor::f_stack(&[largest.f_nan_to_num(0.0, f64::INFINITY, f64::INFINITY)?, is_nan], 0)?;
         self.0.transport.group().all_reduce(&both, ReduceOp::Max)?;

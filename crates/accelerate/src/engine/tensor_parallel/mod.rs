@@ -43,11 +43,11 @@ pub(crate) struct TensorParallel {
 #[derive(Debug)]
 struct Compared {
     param: Param,
-    /// It is of a layer, which a plan can name.
+    /// The parameter belongs to a layer, so that a plan can name it.
     is_of_layer: bool,
-    /// In so many steps with a gradient that is not zero.
+    /// In how many steps with a gradient that is not zero it is still to be compared.
     checks_left: usize,
-    /// In so many steps with any gradient.
+    /// In how many steps with any gradient, at most.
     steps_left: usize,
 }
 
@@ -165,7 +165,7 @@ impl TensorParallel {
     /// The first parameter whose gradients differ, on all ranks.
     pub(crate) fn check_gradients(&self) -> Result<()> {
         let mut to_compare = self.to_compare.lock().unwrap_or_else(PoisonError::into_inner);
-        // It shrinks by what all ranks know, so it is empty on all of them.
+        // All ranks take the same parameters out of the list, so it becomes empty on all of them at once.
         if to_compare.is_empty() {
             return Ok(());
         }
@@ -263,7 +263,7 @@ fn described(path: &str, own: &DividedLayer) -> String {
     format!("{path}: {style}{parts}{slices}{gathers}\n")
 }
 
-/// Queries, keys and values in one layer are three parts, and two is what a plan means that says nothing.
+/// Warns of queries, keys and values in one layer, which are three parts, where the plan has the default of two.
 fn warn_of_parts(layers: &[(String, AnyLayer)], divided: &[DividedLayer]) {
     for own in divided.iter().filter(|own| own.style == ParallelStyle::PackedColwise && own.parts == 2) {
         let (path, layer) = &layers[own.layer];
