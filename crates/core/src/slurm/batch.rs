@@ -174,17 +174,17 @@ fi
 
 const REQUEUE: &str = r#"# Slurm sends SIGUSR1 some time before the end. The ranks are told, save and end; then the job is queued again.
 is_over='' was_told=''
-trap 'is_over=yes; was_told=yes; kill -USR1 "$launch"' USR1
+# `$!` is the launch from the moment it exists; a variable of its own could still be empty when the signal comes.
+trap 'is_over=yes; was_told=yes; kill -USR1 "$!"' USR1
 # When the job is to end, Slurm signals this shell and the launch. If the shell ended now, the ranks would have no time to save.
 trap 'was_told=yes' TERM
 LAUNCH &
-launch=$!
-wait "$launch"
+wait "$!"
 code=$?
 # A signal ends the waiting, too.
 while [ -n "$was_told" ] && { [ "$code" -eq 138 ] || [ "$code" -eq 143 ]; }; do
     was_told=''
-    wait "$launch"
+    wait "$!"
     code=$?
 done
 # Programs that do not ask `should_stop` are ended by the signal: 138.
