@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.nn import functional
 
 from fsdp_step import LENGTH, NUM_HEADS, NUM_LAYERS, VOCABULARY, WIDTH, initial_values, make_batch, train
@@ -40,8 +40,10 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    def __init__(self):
+    def __init__(self, tokens_of_rank):
         super().__init__()
+        # Where ranks divide the tokens between layers: this rank's number, and the number of ranks.
+        self.tokens_of_rank = tokens_of_rank
         self.wte = nn.Embedding(VOCABULARY, WIDTH)
         self.wpe = nn.Embedding(LENGTH, WIDTH)
         self.h = nn.ModuleList(Block() for _ in range(NUM_LAYERS))
@@ -50,7 +52,8 @@ class Transformer(nn.Module):
         self.lm_head.weight = self.wte.weight
 
     def forward(self, tokens):
-        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+        rank, num_ranks = self.tokens_of_rank
+        x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]).chunk(num_ranks)[rank])
         for block in self.h:
             x = block(x)
         logits = self.lm_head(self.ln_f(x))
@@ -70,17 +73,21 @@ def fill(model):
             param.copy_(values)
 
 
-def make_model(mesh, is_sharded):
-    model = Transformer()
+def make_model(mesh, is_sharded, divides_tokens):
+    tp = mesh["tp"]
+    model = Transformer((tp.get_local_rank(), tp.size()) if divides_tokens else (0, 1))
     fill(model)
+    between = Shard(1) if divides_tokens else Replicate()
     plan = {
-        "wte": RowwiseParallel(input_layouts=Replicate()),
-        "h.*.c_attn": ColwiseParallel(),
-        "h.*.c_proj": RowwiseParallel(),
-        "h.*.mlp_c_fc": ColwiseParallel(),
-        "h.*.mlp_c_proj": RowwiseParallel(),
-        "lm_head": ColwiseParallel(output_layouts=Replicate()),
+        "wte": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "h.*.c_attn": ColwiseParallel(input_layouts=between),
+        "h.*.c_proj": RowwiseParallel(output_layouts=between),
+        "h.*.mlp_c_fc": ColwiseParallel(input_layouts=between),
+        "h.*.mlp_c_proj": RowwiseParallel(output_layouts=between),
+        "lm_head": ColwiseParallel(input_layouts=between, output_layouts=Replicate()),
     }
+    if divides_tokens:
+        plan |= {"h.*.ln_1": SequenceParallel(), "h.*.ln_2": SequenceParallel(), "ln_f": SequenceParallel()}
     parallelize_module(model, mesh["tp"], plan)
     # Each of the two layers has divided a weight of its own.
     model.lm_head.weight = model.wte.weight
@@ -96,6 +103,7 @@ def main():
     parser.add_argument("--batch_size", type=int, required=True)
     parser.add_argument("--tensor_parallel_degree", type=int, required=True)
     parser.add_argument("--fsdp", action="store_true")
+    parser.add_argument("--sequence_parallel", action="store_true")
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--warmup", type=int, required=True)
     arguments = parser.parse_args()
@@ -104,7 +112,7 @@ def main():
     degree = arguments.tensor_parallel_degree
     shape = (torch.distributed.get_world_size() // degree, degree)
     mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "tp"))
-    model = make_model(mesh, arguments.fsdp)
+    model = make_model(mesh, arguments.fsdp, arguments.sequence_parallel)
     params = list(model.parameters())
     # The fused kernel takes DTensors or plain tensors, not both in one call.
     divided = [param for param in params if isinstance(param, DTensor)]

@@ -24,6 +24,9 @@ struct Arguments {
     /// Shard the model over the other ranks, a unit for each block
     #[arg(long)]
     fsdp: bool,
+    /// Divide the tokens between the layers, too
+    #[arg(long = "sequence_parallel")]
+    sequence_parallel: bool,
     #[command(flatten)]
     steps: Steps,
 }
@@ -32,6 +35,7 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let plugin = TorchTensorParallelPlugin {
         tensor_parallel_degree: Some(arguments.tensor_parallel_degree),
+        sequence_parallelism: Some(arguments.sequence_parallel),
         ..Default::default()
     };
     let mut builder = Accelerator::builder().cpu(true).torch_tp_plugin(plugin);

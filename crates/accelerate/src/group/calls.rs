@@ -72,11 +72,21 @@ impl Group {
         op: &'static str,
         shape: &dyn Fn() -> String,
         call: &PeerCall<'_>,
+        found: (&Links, &PeerCalls),
+    ) -> Result<()> {
+        self.run_in_memory_with(op, shape, found, |peers, made| peers.run(made, call))
+    }
+
+    pub(super) fn run_in_memory_with(
+        &self,
+        op: &'static str,
+        shape: &dyn Fn() -> String,
         (links, peers): (&Links, &PeerCalls),
+        run: impl FnOnce(&PeerCalls, &Made<'_>) -> std::result::Result<(), CallError>,
     ) -> Result<()> {
         let sequence = self.next_sequence();
         let _entered = self.enter(op, sequence);
-        peers.run(&Made { group: self, op, shape }, call).map_err(|error| match error {
+        run(peers, &Made { group: self, op, shape }).map_err(|error| match error {
             CallError::Peer(error) => self.explain(links, op, sequence, shape(), error),
             CallError::Own(error) => error,
         })

@@ -7,6 +7,7 @@ mod exchange;
 mod explain;
 mod journal;
 mod members;
+mod overlapped;
 mod parts;
 mod peer_call;
 mod peer_calls;

@@ -2,7 +2,7 @@
 
 use super::ReduceOp;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// A collective on contiguous tensors of the CPU.
 #[derive(Clone, Copy)]
@@ -46,6 +46,12 @@ pub(super) enum PeerCall<'a> {
         input: &'a Tensor,
         place: &'a Tensor,
     },
+    /// Ranks compute with parts of a tensor of so many elements, which others read where `addresses` (int64) say.
+    Parts {
+        addresses: &'a Tensor,
+        kind: Kind,
+        numel: usize,
+    },
 }
 
 impl PeerCall<'_> {
@@ -59,6 +65,7 @@ impl PeerCall<'_> {
             | Self::AllToAll { input, .. }
             | Self::Rotate { input, .. } => Some(input),
             Self::ReduceScatter { rows, .. } => Some(rows),
+            Self::Parts { addresses, .. } => Some(addresses),
         }
     }
 
@@ -89,6 +96,7 @@ impl PeerCall<'_> {
             Self::Compare { .. } => (5, 0),
             Self::AllToAll { .. } => (6, 0),
             Self::Rotate { .. } => (7, 0),
+            Self::Parts { kind, numel, .. } => (8, *numel << 8 | *kind as usize),
         };
         let tensor = self.tensor().map(|tensor| (tensor.kind() as usize, tensor.numel()));
         let op = if matches!(self, Self::Compare { .. }) { "" } else { op };

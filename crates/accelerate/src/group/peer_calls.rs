@@ -9,6 +9,7 @@
 //! added by one rank, and copied by the others. Small tensors are added by all ranks, in that same order.
 
 mod moves;
+mod parts;
 mod reduce;
 
 use super::Group;
@@ -137,6 +138,34 @@ impl PeerCalls {
     /// # Errors
     /// Ranks that make different calls; a rank that is gone, has failed, or does not come before the deadline.
     pub(super) fn run(&self, made: &Made<'_>, call: &PeerCall<'_>) -> std::result::Result<(), CallError> {
+        self.run_with(made, |running| running.make(call))
+    }
+
+    /// The same with a call in which this rank computes: `compute` gets each rank's part in its place.
+    pub(super) fn gather_parts(
+        &self,
+        made: &Made<'_>,
+        places: &[Tensor],
+        compute: &mut dyn FnMut(usize) -> Result<()>,
+    ) -> std::result::Result<(), CallError> {
+        self.run_with(made, |running| running.gather_parts(places, compute))
+    }
+
+    /// The same, where `compute` makes this rank's contribution to each rank's part of a tensor of `numel` elements.
+    pub(super) fn sum_parts(
+        &self,
+        made: &Made<'_>,
+        (sum, numel): (&Tensor, usize),
+        compute: &mut dyn FnMut(usize) -> Result<Tensor>,
+    ) -> std::result::Result<(), CallError> {
+        self.run_with(made, |running| running.sum_parts((sum, numel), compute))
+    }
+
+    fn run_with(
+        &self,
+        made: &Made<'_>,
+        make: impl FnOnce(&mut Running<'_>) -> Step,
+    ) -> std::result::Result<(), CallError> {
         if std::process::id() != self.process {
             return Err(CallError::Own(CollectiveError::AfterFork { op: made.op }.into()));
         }
@@ -146,7 +175,7 @@ impl PeerCalls {
             poisoned.into_inner()
         });
         let mut running = Running { calls: self, made, state, is_on_board: false, began: Instant::now() };
-        let fault = match running.make(call) {
+        let fault = match running.check_standing().and_then(|()| make(&mut running)) {
             Ok(()) => return Ok(()),
             Err(fault) => fault,
         };
@@ -203,13 +232,20 @@ impl Drop for PeerCalls {
 }
 
 impl Running<'_> {
-    fn make(&mut self, call: &PeerCall<'_>) -> Step {
-        if self.calls.own.standing() != self.calls.nonce {
-            let reason = "an earlier collective of this group has failed on this rank";
-            return Err(Fault::Peer(torch_ext::Error::connection(self.made.op, reason)));
+    fn check_standing(&self) -> Step {
+        if self.calls.own.standing() == self.calls.nonce {
+            return Ok(());
         }
-        self.enter(call)?;
+        let reason = "an earlier collective of this group has failed on this rank";
+        Err(Fault::Peer(torch_ext::Error::connection(self.made.op, reason)))
+    }
+
+    fn make(&mut self, call: &PeerCall<'_>) -> Step {
+        let hash = self.announce(call)?;
+        self.meet(hash)?;
         match *call {
+            // Who computes meanwhile makes the rest of the call as well.
+            PeerCall::Parts { .. } => self.finish(),
             PeerCall::Barrier => {
                 self.post(DONE);
                 Ok(())
@@ -237,8 +273,8 @@ impl Running<'_> {
         }
     }
 
-    /// Waits until all ranks make this call.
-    fn enter(&mut self, call: &PeerCall<'_>) -> Step {
+    /// Says which call this rank makes; what stands for it.
+    fn announce(&mut self, call: &PeerCall<'_>) -> Step<i64> {
         let calls = self.calls;
         self.state.number += 1;
         let number = self.state.number;
@@ -252,6 +288,12 @@ impl Running<'_> {
             calls.own.set_probes();
         }
         self.post(ENTERED);
+        Ok(hash)
+    }
+
+    /// Waits until all ranks make this call.
+    fn meet(&mut self, hash: i64) -> Step {
+        let (calls, number) = (self.calls, self.state.number);
         let mut are_equal = true;
         let mut line = Duration::ZERO;
         for rank in calls.others() {

@@ -13,6 +13,9 @@ use serde_json::{Value, json};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+/// So long that tokens travel beside the products of two ranks, and one of these has a token more.
+const LONGEST: i64 = 1025;
+
 /// How the model's parts are made.
 #[derive(Clone, Copy, Default)]
 struct Parts {
@@ -30,7 +33,7 @@ fn model(
     let store = ParamStore::new(accelerator.device());
     let root = store.root();
     let embed = Embedding::new(&root / "embed", 11, 6, Default::default())?;
-    let positions = Embedding::new(&root / "positions", 9, 6, Default::default())?;
+    let positions = Embedding::new(&root / "positions", LONGEST, 6, Default::default())?;
     let drop = Dropout::new(&root / "dropout", parts.dropout)?;
     let block = Checkpointed::new(&root / "block", |path| {
         let norm = RMSNorm::new(path / "norm", [6], RMSNormConfig::default())?;
@@ -127,8 +130,17 @@ fn ranks_that_divide_tokens_train_the_model_of_one_rank(
     #[values(1, 2, 3, 4)] world_size: usize,
     #[values(1, 6)] length: i64,
 ) {
+    check_training(parts, &changes, world_size, length);
+}
+
+#[rstest]
+fn ranks_that_divide_a_long_sequence_train_the_model_of_one_rank(#[values(false, true)] checkpoints: bool) {
+    check_training(Parts { checkpoints, ..Default::default() }, &[], 2, LONGEST);
+}
+
+fn check_training(parts: Parts, changes: &[(&str, Value)], world_size: usize, length: i64) {
     let wanted = testing::ranks(1, Default::default(), |accelerator| train(&accelerator, parts, length)).unwrap();
-    let plan = plan(&changes);
+    let plan = plan(changes);
     let found =
         testing::ranks(world_size, builder(world_size, &plan), |accelerator| train(&accelerator, parts, length));
     for own in found.unwrap() {

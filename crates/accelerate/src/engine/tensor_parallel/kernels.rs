@@ -36,15 +36,15 @@ impl Divided {
         padding_row(padding_idx, num_embeddings, weight.name())
     }
 
-    fn product(&self, input: &Tensor, weight: &Param, bias: Option<&Tensor>) -> Result<Tensor> {
+    /// This rank's slice of a weight, `[out_features, in_features]`.
+    fn matrix(&self, weight: &Param) -> Result<Tensor> {
         let slice = weight.slice()?;
-        let product = match self.is_transposed {
-            true => input.f_linear(&slice.f_transpose(0, 1)?, bias),
-            false => input.f_linear(&slice, bias),
-        };
-        product.map_err(|source| {
-            let [out_features, in_features] = slice.size()[..].try_into().unwrap_or([0, 0]);
-            let in_features = if self.is_transposed { out_features } else { in_features };
+        Ok(if self.is_transposed { slice.f_transpose(0, 1)? } else { slice })
+    }
+
+    fn product(&self, input: &Tensor, (weight, matrix): (&Param, &Tensor), bias: Option<&Tensor>) -> Result<Tensor> {
+        input.f_linear(matrix, bias).map_err(|source| {
+            let in_features = matrix.size().last().copied().unwrap_or_default();
             let (name, kind) = (weight.name().to_owned(), input.f_kind().ok());
             let wanted = format!("[.., {in_features}] of {:?} (this rank's slice)", weight.kind());
             NnError::Forward { layer: "tensor-parallel Linear", name, wanted, found: input.size(), kind, source }.into()
@@ -62,9 +62,14 @@ pub(super) struct Colwise {
 
 impl LinearKernel for Colwise {
     fn linear(&self, input: &Tensor, weight: &Param, bias: Option<&Param>) -> Result<Tensor> {
-        let input = self.divided.region.enter(input)?;
-        let bias = bias.map(Param::slice).transpose()?;
-        let own = self.divided.product(&input, weight, bias.as_ref())?;
+        let (matrix, bias) = (self.divided.matrix(weight)?, bias.map(Param::slice).transpose()?);
+        let own = match self.divided.region.enter_with_product(input, (&matrix, bias.as_ref()))? {
+            Some(own) => own,
+            None => {
+                let input = self.divided.region.enter(input)?;
+                self.divided.product(&input, (weight, &matrix), bias.as_ref())?
+            }
+        };
         if self.gathers_output { self.divided.region.gather(&own, -1, &self.divided.slices) } else { Ok(own) }
     }
 
@@ -109,8 +114,11 @@ impl LinearKernel for Rowwise {
             true => Some(self.divided.region.split(input, &self.divided.slices)?),
             false => None,
         };
-        let part = self.divided.product(split.as_ref().unwrap_or(input), weight, None)?;
-        let sum = self.divided.region.sum(&part)?;
+        let (input, matrix) = (split.as_ref().unwrap_or(input), self.divided.matrix(weight)?);
+        let sum = match self.divided.region.sum_product(input, &matrix)? {
+            Some(sum) => sum,
+            None => self.divided.region.sum(&self.divided.product(input, (weight, &matrix), None)?)?,
+        };
         // Every rank has the bias, which is added once.
         match bias {
             Some(bias) => Ok(sum.f_add(&bias.get()?.f_to_kind(sum.f_kind()?)?)?),

@@ -6,6 +6,7 @@
 
 mod cross_entropy;
 mod kernels;
+mod products;
 mod region;
 mod storage;
 #[cfg(test)]

@@ -2,6 +2,7 @@
 //!
 //! Each way there has another one back. Where an activation is the same on all ranks, so is its gradient.
 
+use super::products::ProductOfTokens;
 use super::tokens::Tokens;
 use crate::error::{Result, StateError};
 use crate::group::{Group, PeerProcess, ReduceOp, shape_text};
@@ -152,13 +153,37 @@ impl Region {
     pub(super) fn enter(&self, input: &Tensor) -> Result<Tensor> {
         if self.divides_tokens() {
             self.note_divided(false);
-            return self.once(input, |is_used| self.enter_tokens(input, is_used));
+            return self.once(input, |is_used| self.enter_tokens(input, self.shares_of_parts(input)?, is_used));
         }
         self.compare_input(input)?;
         if !input.requires_grad() || !is_grad_enabled() {
             return Ok(input.shallow_clone());
         }
         self.once(input, |is_used| self.enter_whole(input, is_used))
+    }
+
+    /// The same with the product of the input and a slice of a colwise layer, `[out_features, in_features]`, where tokens travel beside
+    /// it. `None` where they do not, or the input has been collected already.
+    pub(super) fn enter_with_product(
+        &self,
+        input: &Tensor,
+        (matrix, bias): (&Tensor, Option<&Tensor>),
+    ) -> Result<Option<Tensor>> {
+        if !self.divides_tokens() || !self.group().overlaps(input) {
+            return Ok(None);
+        }
+        let mut product = None;
+        let _full = self.once(input, |is_used| {
+            let shares = self.shares_of_parts(input)?;
+            let Some(beside) = ProductOfTokens::new(self, (input, matrix), &shares)? else {
+                return self.enter_tokens(input, shares, is_used);
+            };
+            let [full, of_full] = beside.of_gathered(input, (matrix, bias), is_used)?;
+            product = Some(of_full);
+            Ok(full)
+        })?;
+        self.note_divided(false);
+        Ok(product)
     }
 
     fn enter_whole(&self, input: &Tensor, is_used: Arc<AtomicBool>) -> Result<Tensor> {

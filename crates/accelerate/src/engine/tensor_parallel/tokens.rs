@@ -4,6 +4,7 @@
 //! Method: Korthikanti et al., "Reducing Activation Recomputation in Large Transformer Models", arXiv 2205.05198. Activations are
 //! `[.., tokens, features]`. Where no gradients are recorded, nothing is kept for a backward pass, and every rank has all tokens.
 
+use super::products::ProductOfTokens;
 use super::region::{Region, apply_to_one, gather};
 use crate::error::{Result, StateError};
 use crate::group::{Group, ReduceOp};
@@ -112,6 +113,21 @@ impl Region {
         self.divided("TensorParallelSumTokens", part, &shares, || own_sum(&group, &part.f_detach()?, &shares))
     }
 
+    /// The same of a product with a slice of a rowwise layer, `[out_features, in_features]`, where tokens travel beside it; `None` where
+    /// they do not. Collective in both passes.
+    pub(super) fn sum_product(&self, input: &Tensor, matrix: &Tensor) -> Result<Option<Tensor>> {
+        if !self.divides_tokens() {
+            return Ok(None);
+        }
+        let Some(beside) = ProductOfTokens::new(self, (input, matrix), &self.shares_of(input)?)? else {
+            return Ok(None);
+        };
+        self.forget_input();
+        let sum = beside.summed(input, matrix)?;
+        self.note_divided(true);
+        Ok(Some(sum))
+    }
+
     /// This rank's tokens of what all ranks have; its gradient is collected. Collective in the backward pass.
     pub(super) fn own_tokens(&self, full: &Tensor) -> Result<Tensor> {
         let shares = self.shares_of(full)?;
@@ -143,9 +159,13 @@ impl Region {
 
     /// All tokens of an input of which each rank has some, for a layer of which each rank computes a part: its gradient is the sum of
     /// all ranks' parts. `is_used` is set by the backward pass. Collective in both passes.
-    pub(super) fn enter_tokens(&self, own: &Tensor, is_used: Arc<AtomicBool>) -> Result<Tensor> {
-        let (group, shares) = (self.group().clone(), self.shares_of_parts(own)?);
-        let divided = shares.clone();
+    pub(super) fn enter_tokens(
+        &self,
+        own: &Tensor,
+        shares: Vec<Range<usize>>,
+        is_used: Arc<AtomicBool>,
+    ) -> Result<Tensor> {
+        let (group, divided) = (self.group().clone(), shares.clone());
         let backward = move |gradient: Tensor| {
             is_used.store(true, Ordering::Relaxed);
             own_sum(&group, &gradient, &divided)
@@ -164,7 +184,7 @@ impl Region {
     ///
     /// # Errors
     /// What ranks have are not the parts of a sequence that a layer has divided, on all ranks.
-    fn shares_of_parts(&self, own: &Tensor) -> Result<Vec<Range<usize>>> {
+    pub(super) fn shares_of_parts(&self, own: &Tensor) -> Result<Vec<Range<usize>>> {
         let group = self.group();
         let length = group.agree_on_success("forward", num_tokens(own))?;
         let lengths = group.all_gather_bytes(&(length as u64).to_le_bytes())?;

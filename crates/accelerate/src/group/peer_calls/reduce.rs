@@ -188,7 +188,7 @@ impl Add {
     }
 
     /// The first input is what the others are combined with.
-    fn set_or_combine(self, is_first: bool, result: &Tensor, input: &Tensor) -> Step {
+    pub(super) fn set_or_combine(self, is_first: bool, result: &Tensor, input: &Tensor) -> Step {
         if is_first {
             result.shallow_clone().f_copy_(input)?;
             return Ok(());
