@@ -1,6 +1,6 @@
 //! Custom autograd functions: a graph node whose forward and backward are Rust closures.
 
-use crate::autograd::{CallbackResult, adopt_optional};
+use crate::autograd::{CallbackResult, adopt_optional, is_grad_enabled};
 use crate::border::{Handle, adopt, check, give, handle, handles, run_callback};
 use crate::error::{Error, Result};
 use crate::hooks::drop_without_unwinding;
@@ -99,6 +99,7 @@ pub fn apply_function(
         differentiated: pending.is_differentiated(),
         saved: Vec::new(),
         non_differentiable: Vec::new(),
+        is_once_differentiable: false,
     };
     let outputs = {
         let _no_grad = tch::no_grad_guard();
@@ -108,7 +109,9 @@ pub fn apply_function(
     if let Some(index) = outputs.iter().position(|output| !output.defined()) {
         return Err(Error::invalid(OPERATION, format!("output {index} of `{name}` is undefined")));
     }
-    pending.finish(&outputs, &context, Backward { name: name.to_owned(), closure: Box::new(backward) })
+    let is_once_differentiable = context.is_once_differentiable;
+    let backward = Backward { name: name.to_owned(), is_once_differentiable, closure: Box::new(backward) };
+    pending.finish(&outputs, &context, backward)
 }
 
 /// Two tensors that share the memory of `tensor`, whose gradients become one before they reach it.
@@ -165,6 +168,7 @@ pub struct ForwardContext {
     differentiated: bool,
     saved: Vec<Tensor>,
     non_differentiable: Vec<Tensor>,
+    is_once_differentiable: bool,
 }
 
 impl ForwardContext {
@@ -178,6 +182,28 @@ impl ForwardContext {
     /// Saved-tensor hooks see them, and a change in place before the backward pass is an error there.
     pub fn save_for_backward(&mut self, tensors: &[&Tensor]) {
         self.saved = tensors.iter().map(|tensor| tensor.shallow_clone()).collect();
+    }
+
+    /// Says that what `backward` computes cannot be differentiated again (`torch.autograd.function.once_differentiable`): it changes tensors
+    /// in place, or computes with what other processes have. A backward pass with `create_graph` that goes through it is an error then.
+    ///
+    /// ```
+    /// use torch_ext::{autograd, function::apply_function};
+    /// let x = tch::Tensor::from(3f32).set_requires_grad(true);
+    /// let forward = |context: &mut torch_ext::function::ForwardContext| {
+    ///     context.once_differentiable();
+    ///     Ok(vec![&x * 2.0])
+    /// };
+    /// let y = apply_function("Double", &[&x], forward, |_, gradients| {
+    ///     Ok(gradients.into_iter().map(|gradient| gradient.map(|gradient| gradient * 2.0)).collect())
+    /// })?;
+    /// let options = autograd::BackwardOptions { create_graph: true, ..Default::default() };
+    /// let error = autograd::backward(&[&y[0]], None, options).unwrap_err();
+    /// assert!(error.to_string().contains("`Double` can be differentiated once only"), "{error}");
+    /// # Ok::<(), torch_ext::Error>(())
+    /// ```
+    pub fn once_differentiable(&mut self) {
+        self.is_once_differentiable = true;
     }
 
     /// Says that an output does not depend on the inputs differentiably (an index, a mask).
@@ -306,6 +332,7 @@ type BackwardClosure =
 
 struct Backward {
     name: String,
+    is_once_differentiable: bool,
     closure: Box<BackwardClosure>,
 }
 
@@ -325,6 +352,15 @@ unsafe extern "C" fn call_backward(
             let gradients: Vec<_> = list.iter().map(|&raw| adopt_optional(raw)).collect();
             (&mut *data.cast::<Backward>(), gradients)
         };
+        // libtorch records gradients in a backward pass with `create_graph` only.
+        if backward.is_once_differentiable && is_grad_enabled() {
+            return Err(format!(
+                "`{}` can be differentiated once only, and this backward pass records its gradients (create_graph): gradients of them \
+                 would be wrong",
+                backward.name
+            )
+            .into());
+        }
         let context = BackwardContext { node, lent: std::marker::PhantomData };
         let returned = (backward.closure)(&context, gradients)
             .map_err(|source| Failure::wrap(&backward.name, "backward", source))?;

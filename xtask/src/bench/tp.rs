@@ -15,11 +15,8 @@ const GOAL: f64 = 0.6;
 const SETTINGS: [&str; 8] = ["--batch_size", "4", "--tensor_parallel_degree", "2", "--steps", "12", "--warmup", "3"];
 
 /// Name, number of ranks, and what else both sides are told.
-const CONTESTS: [(&str, usize, &[&str]); 3] = [
-    ("tp_step", 2, &[]),
-    ("tp_sequence_step", 2, &["--sequence_parallel"]),
-    ("fsdp_tp_step", 4, &["--fsdp"]),
-];
+const CONTESTS: [(&str, usize, &[&str]); 3] =
+    [("tp_step", 2, &[]), ("tp_sequence_step", 2, &["--sequence_parallel"]), ("fsdp_tp_step", 4, &["--fsdp"])];
 
 /// Runs both sides for `rounds` rounds. Values are milliseconds per step.
 pub(super) fn races(environment: &Environment, rounds: usize, races: &mut Races) -> Result<()> {

@@ -26,7 +26,7 @@ const TEXT_AT: usize = 2;
 const TEXT_BYTES: usize = 3;
 /// The first [`Counter`]. Each has two lines of the cache: processors fetch them in pairs, and each counter has readers of its own.
 const FIRST_COUNTER: usize = COUNTER_WORDS;
-const NUM_COUNTERS: usize = 3;
+const NUM_COUNTERS: usize = 4;
 const COUNTER_WORDS: usize = 16;
 /// Words that only tell how long it takes to read what a peer has written last, in chains. Each says which one of its chain is read
 /// next, in an order that no processor guesses.
@@ -46,7 +46,7 @@ const NUM_WORDS: usize = FIRST_PLACE + 2 * PLACE_WORDS;
 
 // The staging buffer behind them begins at a line of the cache, so elements of any dtype can lie there.
 const _: () = assert!((NUM_WORDS * size_of::<u64>()).is_multiple_of(64));
-const _: () = assert!(Counter::BlocksReduced as usize + 1 == NUM_COUNTERS);
+const _: () = assert!(Counter::PartsMade as usize + 1 == NUM_COUNTERS);
 
 /// What a rank counts, from its first call on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +57,8 @@ pub(super) enum Counter {
     BlocksSent,
     /// Blocks of its own part of which the result is in its staging buffer.
     BlocksReduced,
+    /// Contributions to the parts of other ranks, which lie where the rank has made them: see `peer_calls::parts`.
+    PartsMade,
 }
 
 impl Counter {
@@ -248,7 +250,7 @@ mod tests {
         assert!(staging(8192).is_err() && staging(64).is_err());
         let _ = here.fill_(9);
         own.set_probes();
-        for counter in [Counter::Progress, Counter::BlocksSent, Counter::BlocksReduced] {
+        for counter in [Counter::Progress, Counter::BlocksSent, Counter::BlocksReduced, Counter::PartsMade] {
             own.set_counter(counter, i64::MIN);
         }
         let tensor = Tensor::zeros([SMALL_BYTES as i64], (Kind::Uint8, Device::Cpu));

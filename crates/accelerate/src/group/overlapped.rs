@@ -25,7 +25,8 @@ impl Group {
         compute: &mut dyn FnMut(usize) -> Result<()>,
     ) -> Result<()> {
         let numel: usize = places.iter().map(Tensor::numel).sum();
-        let shape = || format!("{numel} elements {:?}", places.first().map(Tensor::kind));
+        let kind = places.first().map_or_else(String::new, |place| format!(" {:?}", place.kind()));
+        let shape = || format!("{numel} elements{kind}");
         self.run_overlapped("all_gather", &shape, |peers, made| peers.gather_parts(made, places, compute))
     }
 
@@ -119,6 +120,29 @@ mod tests {
             let places = [0, 1, 2].map(|_| Tensor::zeros([size], kind));
             let error = group.all_gather_overlapped(&places, &mut |_| Ok(())).unwrap_err().to_string();
             assert!(error.contains("9 elements") && error.contains("12 elements"), "{error}");
+            Ok(())
+        })
+        .unwrap();
+    }
+
+    #[test]
+    fn after_different_calls_nothing_of_them_is_taken_for_what_comes_next() {
+        testing::ranks(3, Default::default(), |accelerator| {
+            let (group, kind) = (accelerator.group(), (Kind::Float, Device::Cpu));
+            group.all_reduce(&Tensor::zeros([1], kind), crate::ReduceOp::Sum)?;
+            let scatter = || {
+                let sum = Tensor::zeros([3], kind);
+                group.reduce_scatter_overlapped((&sum, 9), &mut |_| Ok(Tensor::ones([3], kind))).map(|()| sum)
+            };
+            for _ in 0..3 {
+                let made = if group.rank() == 0 { scatter().map(drop) } else { group.barrier() };
+                let error = made.unwrap_err().to_string();
+                assert!(error.contains("barrier") && error.contains("9 elements"), "{error}");
+                let numbers = Tensor::full([100_000], 1 + group.rank() as i64, kind);
+                group.all_reduce(&numbers, crate::ReduceOp::Sum)?;
+                assert_eq!(numbers, Tensor::full([100_000], 6, kind));
+                assert_eq!(scatter()?, Tensor::full([3], 3, kind));
+            }
             Ok(())
         })
         .unwrap();

@@ -4,6 +4,7 @@
 //! Each rank publishes on its [`CallBoard`] which call it makes and how far it is. All ranks compare the calls before anything is read.
 //! Small tensors lie on the board, and larger ones go block by block through staging buffers ([`Staging`]). So no rank has to wait until
 //! others have read what they need of it, and a rank that fails has not changed what they read. It says on its board that it has failed.
+//! Parts that a rank computes with during a call ([`parts`]) are read where they are, so the ranks wait for each other at its end.
 //!
 //! Sums are added in the order of Gloo's ring ([`ring`](accelerate_core::ring)), so they have the same bits, and the same on every rank: each part is
 //! added by one rank, and copied by the others. Small tensors are added by all ranks, in that same order.
@@ -98,8 +99,20 @@ struct Running<'a> {
     state: MutexGuard<'a, State>,
     /// Are the tensors on the boards?
     is_on_board: bool,
-    /// The deadline is that of the call, and not of each of its steps.
+    /// The deadline is that of the call, and not of each of its steps. What this rank computes in it does not count.
     began: Instant,
+    /// What others may read of this rank. It is dropped after the rank has said that the call has failed.
+    parts: Vec<Tensor>,
+}
+
+/// A call that panics in the middle has failed, and nobody should take what is in the memory that it gives back.
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.calls.own.set_standing(FAILED);
+            fence(Ordering::SeqCst);
+        }
+    }
 }
 
 impl PeerCalls {
@@ -174,7 +187,8 @@ impl PeerCalls {
             self.own.set_standing(FAILED);
             poisoned.into_inner()
         });
-        let mut running = Running { calls: self, made, state, is_on_board: false, began: Instant::now() };
+        let mut running =
+            Running { calls: self, made, state, is_on_board: false, began: Instant::now(), parts: Vec::new() };
         let fault = match running.check_standing().and_then(|()| make(&mut running)) {
             Ok(()) => return Ok(()),
             Err(fault) => fault,
@@ -244,7 +258,7 @@ impl Running<'_> {
         let hash = self.announce(call)?;
         self.meet(hash)?;
         match *call {
-            // Who computes meanwhile makes the rest of the call as well.
+            // `gather_parts` and `sum_parts` make these calls themselves.
             PeerCall::Parts { .. } => self.finish(),
             PeerCall::Barrier => {
                 self.post(DONE);
@@ -273,7 +287,7 @@ impl Running<'_> {
         }
     }
 
-    /// Says which call this rank makes; what stands for it.
+    /// Says which call this rank makes, and gives the number that ranks compare for it.
     fn announce(&mut self, call: &PeerCall<'_>) -> Step<i64> {
         let calls = self.calls;
         self.state.number += 1;

@@ -13,7 +13,7 @@
 //! A staging buffer has a few slots for each part, which blocks use in turn: block `n` has the slot of block `n - SLOTS`. No rank fills a
 //! slot that another one still reads, and this is why:
 //!
-//! - No rank begins a call before all ranks have ended the call before it.
+//! - No rank begins to send before all ranks need nothing more of each other in the call before.
 //! - Moved: a rank in turn `n` has received block `n - 1 - LEAD`, for which it has waited until all others had sent it. They were in turn
 //!   `n - 1 - LEAD` then, and had received block `n - 2 - 2 * LEAD`. `SLOTS` is at least `2 * LEAD + 2`, so block `n - SLOTS` is that
 //!   block or an earlier one.

@@ -118,6 +118,7 @@ impl<I: TensorTree, O: FromTensors> ExportedModule<I, O> {
             MODULE,
             &params,
             |context| {
+                context.once_differentiable();
                 let mut outputs = self.train.run(&all)?;
                 let found = outputs.len();
                 if found <= num_gradients {

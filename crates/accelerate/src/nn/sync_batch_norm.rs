@@ -85,6 +85,7 @@ pub(super) fn sync_batch_norm(
         "SyncBatchNorm",
         &inputs,
         |context| {
+            context.once_differentiable();
             let saved: Vec<&Tensor> = std::iter::once(input).chain(&weight).collect();
             context.save_for_backward(&saved);
             Ok(vec![normalise()?])

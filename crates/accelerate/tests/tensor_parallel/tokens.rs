@@ -138,6 +138,24 @@ fn ranks_that_divide_a_long_sequence_train_the_model_of_one_rank(#[values(false,
     check_training(Parts { checkpoints, ..Default::default() }, &[], 2, LONGEST);
 }
 
+/// What ranks exchange in a backward pass is not recorded.
+#[rstest]
+fn gradients_of_gradients_are_refused(#[values(6, LONGEST)] length: i64) {
+    testing::ranks(2, builder(2, &plan(&[])), |accelerator| {
+        let (_store, module) = model(&accelerator, Parts::default())?;
+        let model = accelerator.prepare(module)?;
+        let tokens = Tensor::arange(length, (Kind::Int64, Device::Cpu)).remainder(11).view([1, length]);
+        let loss = model.forward(&tokens)?.f_square()?.f_mean(Kind::Float)?;
+        let weight = model.params().parameters()[0].local();
+        for create_graph in [false, true] {
+            let gradient = Tensor::f_run_backward(&[&loss], &[&weight], true, create_graph);
+            assert_eq!(gradient.is_err(), create_graph, "{gradient:?}");
+        }
+        Ok(())
+    })
+    .unwrap();
+}
+
 fn check_training(parts: Parts, changes: &[(&str, Value)], world_size: usize, length: i64) {
     let wanted = testing::ranks(1, Default::default(), |accelerator| train(&accelerator, parts, length)).unwrap();
     let plan = plan(changes);

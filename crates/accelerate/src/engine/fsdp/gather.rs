@@ -160,7 +160,10 @@ impl FullyShard {
         Ok(torch_ext::apply_function(
             "GatherUnit",
             &locals.iter().collect::<Vec<_>>(),
-            |_| Ok(self.0.units.graph_outputs(unit, full)?),
+            |context| {
+                context.once_differentiable();
+                Ok(self.0.units.graph_outputs(unit, full)?)
+            },
             move |_, gradients| {
                 let (own, is_reducing) = Arc::clone(&engine.0.reducer).reduce(unit, gradients)?;
                 if is_reducing {

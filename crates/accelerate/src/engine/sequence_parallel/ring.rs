@@ -55,6 +55,7 @@ pub(super) fn attention(
         "RingAttention",
         &[query, key, value],
         |context| {
+            context.once_differentiable();
             let [query, key, value] = [query.f_detach()?, key.f_detach()?, value.f_detach()?];
             // What is added up in 32 bits is not to be cast back.
             let without_autocast = Autocast::off(query.device());

@@ -76,7 +76,8 @@ fn exchanged<const N: usize>(group: &Group, direction: Direction, tensors: [&Ten
     let outputs = apply_function(
         "ExchangeHeadsAndTokens",
         &tensors,
-        |_| {
+        |context| {
+            context.once_differentiable();
             let detached: Vec<Tensor> = tensors.iter().map(|tensor| tensor.f_detach()).collect::<Result<_, _>>()?;
             Ok(detached.iter().map(|tensor| exchange(group, direction, tensor)).collect::<Result<_>>()?)
         },

@@ -28,6 +28,7 @@ pub(super) fn cross_entropy(
         "TensorParallelCrossEntropy",
         &[&logits],
         |context| {
+            context.once_differentiable();
             let (loss, [difference, weight]) = forward()?;
             context.save_for_backward(&[&difference, &weight]);
             Ok(vec![loss])

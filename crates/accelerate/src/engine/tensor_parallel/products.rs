@@ -57,7 +57,7 @@ fn batched(tensor: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// Writes `input matrix + bias` where it belongs: `[batch, tokens, features]`, of which tokens may be some.
+/// Writes `input matrix + bias` to a place of `[batch, tokens, features]`, which need not be contiguous.
 fn write_product(place: &Tensor, input: &Tensor, matrix: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     let batch = input.size().first().copied().unwrap_or_default();
     let matrix = matrix.f_unsqueeze(0)?.f_expand([batch, -1, -1], false)?;
@@ -69,21 +69,22 @@ fn write_product(place: &Tensor, input: &Tensor, matrix: &Tensor, bias: Option<&
 }
 
 impl ProductOfTokens {
-    /// `None` where tokens cannot travel beside it, or it would not be worth while. Inputs that do not fit are told so by the product itself.
+    /// `None` where tokens cannot travel beside it, or it would not be worth while. Where sizes do not fit, libtorch's product says so.
     pub(super) fn new(
         region: &Region,
-        (input, matrix): (&Tensor, &Tensor),
+        factors: (&Tensor, &Tensor, Option<&Tensor>),
         shares: &[Range<usize>],
     ) -> Result<Option<Self>> {
         match shares.iter().all(|share| LEAST_TOKENS <= share.len()) {
-            true => Self::of_any_length(region, (input, matrix), shares),
+            true => Self::of_any_length(region, factors, shares),
             false => Ok(None),
         }
     }
 
-    pub(super) fn of_any_length(
+    /// The same with any number of tokens. `factors` are an input, the slice of a weight, and that of a bias.
+    fn of_any_length(
         region: &Region,
-        (input, matrix): (&Tensor, &Tensor),
+        (input, matrix, bias): (&Tensor, &Tensor, Option<&Tensor>),
         shares: &[Range<usize>],
     ) -> Result<Option<Self>> {
         let (size, features) = (input.size(), matrix.size());
@@ -92,7 +93,11 @@ impl ProductOfTokens {
             return Ok(None);
         }
         let kind = cast_kind(input.f_kind()?)?;
-        if kind != cast_kind(matrix.f_kind()?)? {
+        let bias_fits = match bias {
+            Some(bias) => bias.size() == features[..1] && cast_kind(bias.f_kind()?)? == kind,
+            None => true,
+        };
+        if kind != cast_kind(matrix.f_kind()?)? || !bias_fits {
             return Ok(None);
         }
         Ok(Some(Self { group: region.group().clone(), shares: shares.to_vec(), kind }))
@@ -144,13 +149,14 @@ impl ProductOfTokens {
         is_used: Arc<AtomicBool>,
     ) -> Result<[Tensor; 2]> {
         let inputs: Vec<&Tensor> = [Some(own), Some(matrix), bias].into_iter().flatten().collect();
-        let (num_inputs, in_features) = (inputs.len(), matrix.size()[1]);
+        let (num_inputs, in_features, kind) = (inputs.len(), matrix.size()[1], own.f_kind()?);
         let size = resized(own, self.num_tokens(), matrix.size()[0]);
         let forward = self.clone();
         let outputs = apply_function(
             "TensorParallelGatheredProduct",
             &inputs,
             |context| {
+                context.once_differentiable();
                 let places = forward.places(own)?;
                 let cast = matrix.f_to_kind(forward.kind)?.f_transpose(0, 1)?;
                 let bias = bias.map(|bias| bias.f_to_kind(forward.kind)).transpose()?;
@@ -161,10 +167,15 @@ impl ProductOfTokens {
                     write_product(&forward.tokens(&of_batch, rank)?, &part, &cast, bias.as_ref())
                 })?;
                 let full = Tensor::f_cat(&places, -2)?;
+                // Under autocast, half the memory.
+                let cast = full.f_to_kind(forward.kind)?;
                 // A sharded weight is gathered once more for the gradient of the input only.
                 match own.requires_grad() {
-                    true => context.save_for_backward(&[&full, matrix]),
-                    false => context.save_for_backward(&[&full]),
+                    true => context.save_for_backward(&[&cast, matrix]),
+                    false => {
+                        context.mark_non_differentiable(&full);
+                        context.save_for_backward(&[&cast]);
+                    }
                 }
                 Ok(vec![full, product])
             },
@@ -190,7 +201,6 @@ impl ProductOfTokens {
                     of_weights(&mut results)?;
                     return Ok(results);
                 }
-                let kind = full.f_kind()?;
                 let cast = match (&of_product, saved.get(1)) {
                     (Some(gradient), Some(matrix)) => Some((gradient, matrix.f_to_kind(gradient.f_kind()?)?)),
                     _ => None,
@@ -233,6 +243,7 @@ impl ProductOfTokens {
             "TensorParallelProductSum",
             &[input, matrix],
             |context| {
+                context.once_differentiable();
                 let cast = matrix.f_to_kind(forward.kind)?.f_transpose(0, 1)?;
                 let size = resized(input, forward.own().len(), out_features);
                 let sum = Tensor::f_empty(size, (forward.kind, input.device()))?;
@@ -297,18 +308,26 @@ mod tests {
         tokens: [usize; 4],
         has_bias: bool,
         is_frozen: bool,
+        is_first: bool,
         is_autocast: bool,
     }
 
-    const PLAIN: Case =
-        Case { batch: &[2], tokens: [2, 2, 2, 2], has_bias: true, is_frozen: false, is_autocast: false };
-    const CASES: [Case; 7] = [
+    const PLAIN: Case = Case {
+        batch: &[2],
+        tokens: [2, 2, 2, 2],
+        has_bias: true,
+        is_frozen: false,
+        is_first: false,
+        is_autocast: false,
+    };
+    const CASES: [Case; 8] = [
         PLAIN,
         Case { batch: &[], ..PLAIN },
         Case { batch: &[3, 2], ..PLAIN },
         Case { tokens: [3, 2, 2, 2], has_bias: false, ..PLAIN },
         Case { tokens: [1, 1, 0, 0], ..PLAIN },
         Case { is_frozen: true, ..PLAIN },
+        Case { is_first: true, ..PLAIN },
         Case { is_autocast: true, ..PLAIN },
     ];
 
@@ -338,7 +357,7 @@ mod tests {
     /// Output and gradients of one rank that has everything. What each rank has of the first input counts as often as its number says.
     fn on_one_rank(case: Case, num_ranks: usize) -> [Option<Tensor>; 5] {
         let [input, first, bias, second] = tensors(case, num_ranks);
-        let input = input.set_requires_grad(true);
+        let input = input.set_requires_grad(!case.is_first);
         let [first, bias, second] = [first, bias, second].map(|weight| weight.set_requires_grad(!case.is_frozen));
         let output =
             under(case, || input.linear(&first, case.has_bias.then_some(&bias)).linear(&second, None::<&Tensor>));
@@ -359,18 +378,19 @@ mod tests {
         let shares: Vec<Range<usize>> = (0..num_ranks).map(|rank| ends[rank] - case.tokens[rank]..ends[rank]).collect();
         let [input, first, bias, second] = tensors(case, num_ranks);
         let input = input.narrow(-2, shares[rank].start as i64, shares[rank].len() as i64).contiguous();
-        let input = input.set_requires_grad(true);
+        let input = input.set_requires_grad(!case.is_first);
         let slice = |full: Tensor, dim: i64| {
             full.narrow(dim, SLICE * rank as i64, SLICE).contiguous().set_requires_grad(!case.is_frozen)
         };
         let (first, bias, second) = (slice(first, 0), slice(bias, 0), slice(second, 1));
         let (full, output) = under(case, || -> Result<_> {
-            let product = |input: &Tensor, matrix: &Tensor| {
-                Ok::<_, crate::Error>(ProductOfTokens::of_any_length(region, (input, matrix), &shares)?.unwrap())
+            let product = |input: &Tensor, matrix: &Tensor, bias: Option<&Tensor>| {
+                Ok::<_, crate::Error>(ProductOfTokens::of_any_length(region, (input, matrix, bias), &shares)?.unwrap())
             };
             let with_bias = (&first, case.has_bias.then_some(&bias));
-            let [full, inner] = product(&input, &first)?.of_gathered(&input, with_bias, Arc::default())?;
-            Ok((full, product(&inner, &second)?.summed(&inner, &second)?))
+            let [full, inner] = product(&input, &first, with_bias.1)?.of_gathered(&input, with_bias, Arc::default())?;
+            assert_eq!(full.requires_grad(), input.requires_grad());
+            Ok((full, product(&inner, &second, None)?.summed(&inner, &second)?))
         })?;
         let loss =
             full.sin().sum(Kind::Float) * (rank + 1) as f64 + output.to_kind(Kind::Float).square().sum(Kind::Float);
@@ -420,15 +440,18 @@ mod tests {
             let (input, matrix) = (Tensor::zeros([1, 4, 5], FLOAT), Tensor::zeros([3, 5], FLOAT));
             for (tokens, wanted) in [(LEAST_TOKENS - 1, false), (LEAST_TOKENS, true)] {
                 let shares = [0..LEAST_TOKENS, LEAST_TOKENS..LEAST_TOKENS + tokens];
-                assert_eq!(ProductOfTokens::new(&region, (&input, &matrix), &shares)?.is_some(), wanted);
+                assert_eq!(ProductOfTokens::new(&region, (&input, &matrix, None), &shares)?.is_some(), wanted);
             }
             // The product itself says what is wrong with these.
-            for (input, matrix) in [
-                (input.to_kind(Kind::Double), matrix.shallow_clone()),
-                (input.shallow_clone(), matrix.to_kind(Kind::Int64)),
-                (input.narrow(-1, 0, 4), matrix.shallow_clone()),
+            let bias = Tensor::zeros([3], FLOAT);
+            for (input, matrix, bias) in [
+                (input.to_kind(Kind::Double), matrix.shallow_clone(), bias.shallow_clone()),
+                (input.shallow_clone(), matrix.to_kind(Kind::Int64), bias.shallow_clone()),
+                (input.narrow(-1, 0, 4), matrix.shallow_clone(), bias.shallow_clone()),
+                (input.shallow_clone(), matrix.shallow_clone(), bias.to_kind(Kind::Double)),
+                (input.shallow_clone(), matrix.shallow_clone(), Tensor::zeros([1], FLOAT)),
             ] {
-                assert!(ProductOfTokens::of_any_length(&region, (&input, &matrix), &[])?.is_none());
+                assert!(ProductOfTokens::of_any_length(&region, (&input, &matrix, Some(&bias)), &[])?.is_none());
             }
             Ok(())
         })

@@ -6,7 +6,7 @@ use super::products::ProductOfTokens;
 use super::tokens::Tokens;
 use crate::error::{Result, StateError};
 use crate::group::{Group, PeerProcess, ReduceOp, shape_text};
-use crate::nn::is_floating;
+use crate::nn::{is_floating, while_checkpointing};
 use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hasher};
 use std::ops::Range;
@@ -163,19 +163,20 @@ impl Region {
     }
 
     /// The same with the product of the input and a slice of a colwise layer, `[out_features, in_features]`, where tokens travel beside
-    /// it. `None` where they do not, or the input has been collected already.
+    /// it. `None` where they do not, or the input has been collected already. In a segment whose activations are computed again they do
+    /// not: its input may have been collected before it, and would not be when it is computed again, so that other tensors were kept.
     pub(super) fn enter_with_product(
         &self,
         input: &Tensor,
         (matrix, bias): (&Tensor, Option<&Tensor>),
     ) -> Result<Option<Tensor>> {
-        if !self.divides_tokens() || !self.group().overlaps(input) {
+        if !self.divides_tokens() || while_checkpointing() || !self.group().overlaps(input) {
             return Ok(None);
         }
         let mut product = None;
         let _full = self.once(input, |is_used| {
             let shares = self.shares_of_parts(input)?;
-            let Some(beside) = ProductOfTokens::new(self, (input, matrix), &shares)? else {
+            let Some(beside) = ProductOfTokens::new(self, (input, matrix, bias), &shares)? else {
                 return self.enter_tokens(input, shares, is_used);
             };
             let [full, of_full] = beside.of_gathered(input, (matrix, bias), is_used)?;
@@ -275,7 +276,10 @@ pub(super) fn apply_to_one(
     let outputs = apply_function(
         name,
         &[input],
-        |_| Ok(vec![forward()?]),
+        |context| {
+            context.once_differentiable();
+            Ok(vec![forward()?])
+        },
         move |_, mut gradients| {
             let Some(gradient) = gradients.pop().flatten() else { return Ok(vec![None]) };
             Ok(vec![Some(backward(gradient)?)])

@@ -119,7 +119,7 @@ impl Region {
         if !self.divides_tokens() {
             return Ok(None);
         }
-        let Some(beside) = ProductOfTokens::new(self, (input, matrix), &self.shares_of(input)?)? else {
+        let Some(beside) = ProductOfTokens::new(self, (input, matrix, None), &self.shares_of(input)?)? else {
             return Ok(None);
         };
         self.forget_input();

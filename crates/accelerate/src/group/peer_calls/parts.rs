@@ -5,6 +5,7 @@ use super::reduce::Add;
 use super::{DONE, PeerCall, Running, Step};
 use crate::error::Result;
 use crate::group::call_board::Counter;
+use std::time::Instant;
 use tch::{Kind, Tensor};
 
 impl Running<'_> {
@@ -16,6 +17,7 @@ impl Running<'_> {
         let numel = places.iter().map(Tensor::numel).sum();
         let hash = self.announce(&PeerCall::Parts { addresses: &addresses, kind: own.f_kind()?, numel })?;
         compute(calls.rank)?;
+        self.began = Instant::now();
         self.meet(hash)?;
         let mut to_read = calls.others().peekable();
         while let Some(rank) = to_read.next() {
@@ -38,19 +40,20 @@ impl Running<'_> {
     ) -> Step {
         let calls = self.calls;
         let (own, world_size) = (calls.rank, calls.peers.len());
-        let mut parts: Vec<Tensor> = (0..world_size).map(|_| Tensor::new()).collect();
+        self.parts = (0..world_size).map(|_| Tensor::new()).collect();
         let mut addresses = vec![0i64; world_size];
         let table = Tensor::f_from_slice(&addresses)?;
         let hash = self.announce(&PeerCall::Parts { addresses: &table, kind: sum.f_kind()?, numel })?;
         for (step, rank) in calls.others().enumerate() {
-            parts[rank] = compute(rank)?.f_contiguous()?;
-            addresses[rank] = parts[rank].data_ptr() as i64;
+            self.parts[rank] = compute(rank)?.f_contiguous()?;
+            addresses[rank] = self.parts[rank].data_ptr() as i64;
             // The addresses that others may be reading are stored once more as they are.
             let table = Tensor::f_from_slice(&addresses)?;
             calls.own.store(self.state.number, &table).map_err(crate::Error::other)?;
-            calls.own.set_counter(Counter::BlocksSent, self.state.staging.number(step));
+            calls.own.set_counter(Counter::PartsMade, self.num_parts_made(step));
         }
-        parts[own] = compute(own)?;
+        self.parts[own] = compute(own)?;
+        self.began = Instant::now();
         self.meet(hash)?;
         let room = sum.f_empty_like()?;
         let add = Add { op: torch_ext::ReduceOp::Sum, factor: None };
@@ -58,13 +61,18 @@ impl Running<'_> {
             if rank != own {
                 // Rank `r` makes the part of the rank behind it first.
                 let step = (own + world_size - rank) % world_size - 1;
-                self.wait_for_block(rank, Counter::BlocksSent, self.state.staging.number(step))?;
+                self.wait_for_block(rank, Counter::PartsMade, self.num_parts_made(step))?;
                 self.read_part(rank, own, &room)?;
             }
-            add.set_or_combine(rank == 0, sum, if rank == own { &parts[own] } else { &room })?;
+            add.set_or_combine(rank == 0, sum, if rank == own { &self.parts[own] } else { &room })?;
         }
-        self.state.staging.end_call(world_size - 1);
         self.finish()
+    }
+
+    /// What a rank has counted after this step of the call, counted from 0. It is more than in any call before, also in one that failed
+    /// because ranks made different calls.
+    fn num_parts_made(&self, step: usize) -> i64 {
+        self.state.number * self.calls.peers.len() as i64 + step as i64 + 1
     }
 
     /// Fills `place` from what a rank has at address number `index` on its board.

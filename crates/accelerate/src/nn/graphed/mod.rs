@@ -144,6 +144,7 @@ where
             MODULE,
             &params,
             |context| {
+                context.once_differentiable();
                 let mut recorded = lock(&own);
                 recorded.put_inputs(inputs)?;
                 *lock(&turn) = recorded.forward(&mut |inputs| self.eager(inputs))?;
