@@ -36,7 +36,7 @@ fn main() -> Result<()> {
     let hidden = noise(&[length, width], 1)?.f_set_requires_grad(true)?;
     let labels = (Tensor::f_arange(length, (Kind::Int64, Device::Cpu))? * 7).f_remainder(vocabulary)?;
     let before = resident_bytes()?;
-    let loss = tiled_cross_entropy(&hidden, &labels, -100, tiles, move |rows| head.forward(rows))?;
+    let loss = tiled_cross_entropy(&hidden, &labels, -100, tiles, head)?;
     loss.f_backward()?;
     let taken = peak_resident_bytes()?.saturating_sub(before);
     let gradient = weight.grad().context("the head got no gradient")?;

@@ -132,7 +132,7 @@ pub(crate) use sharded_state::{Pieces, assemble, flat_elements};
 pub use state_dict::{LoadReport, LoadStateDictOptions, StateDict};
 pub(crate) use storage::{Resident, Storage, UnitMember};
 pub use store::{ParamStore, TrainingFlag};
-pub use tiled::{tiled, tiled_cross_entropy};
+pub use tiled::{CrossEntropyHead, tiled, tiled_cross_entropy};
 pub(crate) use token_wise::AroundTokens;
 pub use token_wise::TokenWise;
 pub use torch_ext::InputSpec;

@@ -2,7 +2,7 @@
 //!
 //! Method: Bekman et al., "Arctic Long Sequence Training", arXiv 2506.13996: tiled MLP and tiled loss. Neither needs another rank.
 
-use super::{CheckpointOptions, checkpoint};
+use super::{CheckpointOptions, Linear, checkpoint};
 use crate::error::{NnError, Result};
 use std::sync::Arc;
 use tch::{Kind, Reduction, Tensor};
@@ -58,8 +58,9 @@ pub fn tiled(
 /// rows are ignored.
 ///
 /// The logits of one tile of rows are there at a time, in both passes: with a large vocabulary and a long text they would be most of the
-/// memory. `head` gives logits `[rows of the tile, classes]`; where ranks divide it ([`Linear::sharded_output`]), compute the loss by
-/// [`ShardedOutput::cross_entropy`] in place of this.
+/// memory. `head` is a closure that gives logits `[rows of the tile, classes]`, or a [`Linear`]. Where ranks divide the layer
+/// ([`Linear::sharded_output`]), no rank has more than its slice of the logits of one tile; this is collective then, in both passes. A closure
+/// has to give all logits: from a slice of them the loss would be another one.
 ///
 /// ```
 /// use accelerate::nn::{Linear, ParamStore, tiled_cross_entropy};
@@ -70,22 +71,23 @@ pub fn tiled(
 /// let hidden = Tensor::randn([10, 8], (Kind::Float, Device::Cpu));
 /// let labels = Tensor::arange(10, (Kind::Int64, Device::Cpu));
 /// let whole = head.forward(&hidden)?.cross_entropy_for_logits(&labels);
-/// let loss = tiled_cross_entropy(&hidden, &labels, -100, 4, move |rows| head.forward(rows))?;
-/// assert!((loss.double_value(&[]) - whole.double_value(&[])).abs() < 1e-5);
+/// let tiles = tiled_cross_entropy(&hidden, &labels, -100, 4, head.clone())?;
+/// let scaled = tiled_cross_entropy(&hidden, &labels, -100, 4, move |rows: &Tensor| Ok(head.forward(rows)? * 1.0))?;
+/// for loss in [tiles, scaled] {
+///     assert!((loss.double_value(&[]) - whole.double_value(&[])).abs() < 1e-5);
+/// }
 /// # Ok::<(), accelerate::Error>(())
 /// ```
 ///
 /// # Errors
 /// No tiles; another number of labels than rows; a class that there is no logit for; those of `head`.
 ///
-/// [`Linear::sharded_output`]: super::Linear::sharded_output
-/// [`ShardedOutput::cross_entropy`]: super::ShardedOutput::cross_entropy
 pub fn tiled_cross_entropy(
     hidden: &Tensor,
     labels: &Tensor,
     ignore_index: i64,
     num_tiles: usize,
-    head: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
+    head: impl CrossEntropyHead,
 ) -> Result<Tensor> {
     let (rows, found) = (hidden.size().first().copied(), labels.size());
     if hidden.dim() != 2 || rows != found.first().copied() || found.len() != 1 {
@@ -97,8 +99,7 @@ pub fn tiled_cross_entropy(
         let head = Arc::clone(&head);
         let sum = checkpoint(&[tile], CheckpointOptions::default(), move |inputs| {
             release_free_memory();
-            let logits = head(&inputs[0])?.f_to_kind(Kind::Float)?;
-            Ok(logits.f_cross_entropy_loss(&labels, None::<Tensor>, Reduction::Sum, ignore_index, 0.0)?)
+            head.sum_of_losses(&inputs[0], &labels, ignore_index)
         })?;
         total = Some(match total {
             Some(total) => total.f_add(&sum)?,
@@ -107,6 +108,34 @@ pub fn tiled_cross_entropy(
     }
     let total = total.map_or_else(|| Tensor::f_zeros([0i64; 0], (Kind::Float, hidden.device())), Ok)?;
     Ok(total.f_div(&scalar::ne(labels, ignore_index)?.f_sum(Kind::Float)?)?)
+}
+
+/// What makes logits of hidden states for [`tiled_cross_entropy`]: a layer, or any closure.
+pub trait CrossEntropyHead: Send + Sync + 'static {
+    /// The sum of the cross-entropy of `hidden [rows, features]` and `labels [rows]`, int64, over the rows whose label is not
+    /// `ignore_index`: a scalar, float32.
+    fn sum_of_losses(&self, hidden: &Tensor, labels: &Tensor, ignore_index: i64) -> Result<Tensor>;
+}
+
+impl<F: Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static> CrossEntropyHead for F {
+    fn sum_of_losses(&self, hidden: &Tensor, labels: &Tensor, ignore_index: i64) -> Result<Tensor> {
+        sum_of_losses(&self(hidden)?, labels, ignore_index)
+    }
+}
+
+fn sum_of_losses(logits: &Tensor, labels: &Tensor, ignore_index: i64) -> Result<Tensor> {
+    let logits = logits.f_to_kind(Kind::Float)?;
+    Ok(logits.f_cross_entropy_loss(labels, None::<Tensor>, Reduction::Sum, ignore_index, 0.0)?)
+}
+
+impl CrossEntropyHead for Linear {
+    fn sum_of_losses(&self, hidden: &Tensor, labels: &Tensor, ignore_index: i64) -> Result<Tensor> {
+        let logits = self.forward(hidden)?;
+        match self.sharded_output() {
+            Some(sharded) => sharded.cross_entropy(&logits, labels, Reduction::Sum, ignore_index),
+            None => sum_of_losses(&logits, labels, ignore_index),
+        }
+    }
 }
 
 /// The tiles of a tensor: views whose gradients are joined, and not each added to one of the full size.
@@ -162,7 +191,8 @@ mod tests {
         let wanted: Vec<Tensor> = gradients(&store, &input).iter().map(Tensor::copy).collect();
 
         let hidden = tiled(&input, 0, num_tiles, move |tile| Ok(up.forward(tile)?.f_tanh()?)).unwrap();
-        let loss = tiled_cross_entropy(&hidden, &labels, -100, num_tiles, move |rows| head.forward(rows)).unwrap();
+        let loss =
+            tiled_cross_entropy(&hidden, &labels, -100, num_tiles, move |rows: &Tensor| head.forward(rows)).unwrap();
         loss.backward();
         assert!((loss.double_value(&[]) - whole.double_value(&[])).abs() < 1e-6);
         for (found, wanted) in gradients(&store, &input).iter().zip(&wanted) {
@@ -177,9 +207,11 @@ mod tests {
         let other = up.clone();
         for (result, words) in [
             (tiled(&input, 0, 0, move |tile| other.forward(tile)), "at least one tile"),
-            (tiled_cross_entropy(&input, &labels, -100, 2, move |rows| up.forward(rows)), "[7, 3]"),
+            (tiled_cross_entropy(&input, &labels, -100, 2, move |rows: &Tensor| up.forward(rows)), "[7, 3]"),
             (
-                tiled_cross_entropy(&input, &Tensor::from_slice(&[9i64; 7]), -100, 2, |rows| Ok(rows.shallow_clone())),
+                tiled_cross_entropy(&input, &Tensor::from_slice(&[9i64; 7]), -100, 2, |rows: &Tensor| {
+                    Ok(rows.shallow_clone())
+                }),
                 "9",
             ),
         ] {
@@ -187,7 +219,7 @@ mod tests {
             assert!(text.contains(words), "{text}");
         }
         let empty = Tensor::from_slice(&[-100i64; 7]);
-        let loss = tiled_cross_entropy(&input, &empty, -100, 2, |rows| Ok(rows.shallow_clone())).unwrap();
+        let loss = tiled_cross_entropy(&input, &empty, -100, 2, |rows: &Tensor| Ok(rows.shallow_clone())).unwrap();
         assert!(loss.double_value(&[]).is_nan());
     }
 }

@@ -4,6 +4,7 @@ use super::{assert_close, builder, fill, values};
 use accelerate::data::{DataLoader, VecDataset};
 use accelerate::nn::{
     Conv1D, Embedding, EmbeddingConfig, LayerNorm, Linear, LinearConfig, Module, ModuleFn, Param, ParamStore,
+    tiled_cross_entropy,
 };
 use accelerate::optim::{AdamW, Sgd};
 use accelerate::tch::{self, Device, Kind, Reduction, Tensor};
@@ -546,6 +547,45 @@ fn a_loss_of_divided_logits_is_that_of_all_logits(
         assert_close(&values(&loss), &values(&wanted), 1e-6, "losses");
         accelerator.backward(&total(loss))?;
         assert_close(&values(&input.grad()), &values(&wanted_input.grad()), 1e-6, "gradients of the input");
+        Ok(())
+    });
+    found.unwrap();
+}
+
+/// No rank has more than its slice of the logits of one tile.
+#[rstest]
+fn a_tiled_loss_of_a_divided_head_is_that_of_all_logits(
+    #[values(1, 2, 3, 4)] degree: usize,
+    #[values(1, 2, 5)] num_tiles: usize,
+) {
+    const CLASSES: [i64; 5] = [1, -100, 0, 4, 1];
+    let found = testing::ranks(degree, builder(degree, &json!({ "head": "colwise" })), move |accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let head = Linear::new(store.root() / "head", 3, 5, Default::default())?;
+        fill(&store)?;
+        let [weight, bias] = [&head.weight, head.bias.as_ref().unwrap()]
+            .map(|param| param.get().unwrap().detach().copy().set_requires_grad(true));
+        let hidden = (Tensor::arange(15, (Kind::Float, Device::Cpu)) * 0.7).sin().view([5, 3]);
+        let labels = Tensor::from_slice(&CLASSES);
+        let wanted_input = hidden.copy().set_requires_grad(true);
+        let logits = wanted_input.f_linear(&weight, Some(&bias))?;
+        let wanted = logits.f_cross_entropy_loss::<Tensor>(&labels, None, Reduction::Mean, -100, 0.0)?;
+        wanted.f_backward()?;
+
+        let layer = head.clone();
+        let module = ModuleFn::new(&store, move |input: &Tensor| {
+            tiled_cross_entropy(input, &Tensor::from_slice(&CLASSES), -100, num_tiles, layer.clone())
+        });
+        let model = accelerator.prepare(module)?;
+        let input = hidden.copy().set_requires_grad(true);
+        let loss = model.forward(&input)?;
+        assert_close(&values(&loss), &values(&wanted), 1e-6, "losses");
+        accelerator.backward(&loss)?;
+        assert_close(&values(&input.grad()), &values(&wanted_input.grad()), 1e-6, "gradients of the input");
+        let own = head.sharded_output().map_or(0..5, |sharded| sharded.range());
+        let wanted = weight.grad().narrow(0, own.start, own.end - own.start);
+        let found = head.weight.grad().unwrap().view(wanted.size().as_slice());
+        assert_close(&values(&found), &values(&wanted), 1e-6, "gradients of the weight");
         Ok(())
     });
     found.unwrap();
