@@ -23,6 +23,13 @@ class OrderedReducer : public c10d::Reducer {
   }
 
   bool is_counting = false;
+
+  // Parameters that have been used since the last reduction, as the base class notes by its hooks.
+  void mark_used(const size_t *positions, size_t count) {
+    std::lock_guard<std::mutex> guard(mutex_);
+    for (size_t i = 0; local_used_map_.defined() && i < count; ++i)
+      local_used_map_[static_cast<int64_t>(positions[i])] = 1;
+  }
 };
 
 // The reducer notes in its logger, without asking whether it has one, that the parameters without gradients have changed.
@@ -198,6 +205,10 @@ int32_t te_reducer_prepare_for_backward(void *handle, void *const *outputs, size
     reducer(handle).begin_counting();
     reducer(handle).prepare_for_backward(tensors(outputs, count));
   });
+}
+
+int32_t te_reducer_mark_used(void *handle, const size_t *positions, size_t count) {
+  return guard([&] { reducer(handle).mark_used(positions, count); });
 }
 
 int32_t te_reducer_check_finalized(void *handle) {

@@ -41,6 +41,7 @@ unsafe extern "C" {
     fn te_reducer_prepare_for_forward(reducer: Handle) -> i32;
     fn te_reducer_rebuild_buckets(reducer: Handle, out: *mut bool) -> i32;
     fn te_reducer_prepare_for_backward(reducer: Handle, outputs: *const Handle, count: usize) -> i32;
+    fn te_reducer_mark_used(reducer: Handle, positions: *const usize, count: usize) -> i32;
     fn te_reducer_check_finalized(reducer: Handle) -> i32;
     fn te_reducer_delay_all_reduce(reducer: Handle, order: *const usize, order_count: usize) -> i32;
     fn te_reducer_shadow_backward(
@@ -205,6 +206,22 @@ impl Reducer {
         // SAFETY: the array lives through the call.
         check("DistributedDataParallel", unsafe {
             te_reducer_prepare_for_backward(*self.handle, list.as_ptr(), list.len())
+        })
+    }
+
+    /// Goes on in a window of accumulation in which these parameters have got gradients already: with `find_unused_parameters`, their
+    /// gradients are reduced even if the rest of the window does not use them.
+    ///
+    /// # Errors
+    /// A position that no parameter has.
+    pub fn mark_used(&self, positions: &[usize]) -> Result<()> {
+        if let Some(position) = positions.iter().find(|position| self.params.len() <= **position) {
+            let found = format!("found position {position} among {} parameters", self.params.len());
+            return Err(Error::invalid(OPERATION, found));
+        }
+        // SAFETY: the handle is alive, the array lives through the call, and its positions are those of parameters.
+        check("DistributedDataParallel", unsafe {
+            te_reducer_mark_used(*self.handle, positions.as_ptr(), positions.len())
         })
     }
 

@@ -177,6 +177,7 @@ impl Accelerator {
         let writers = self.checkpoint_writers();
         let left_out = self.run_save_hooks(&folder, self.process_index() == writers.0.start)?;
         self.session().before_save()?;
+        self.agree_on_lone_training()?;
         let frozen = self.frozen_in_models(&left_out);
         let state = frozen.and_then(|frozen| Ok(without_frozen(self.run_state(iteration, &left_out)?, frozen)));
         let mut state = self.group().agree_on_success("save_state", state)?;
@@ -239,6 +240,7 @@ impl Accelerator {
         // All objects of all ranks have taken their states, so that now nothing is wrong but a disk.
         let filled = checkpoint.read_in_place().and_then(|()| self.take_again(in_place));
         self.group().agree_on_success("load_state", filled)?;
+        self.go_on_alone(&checkpoint);
         Ok(folder)
     }
 
@@ -306,6 +308,16 @@ impl Accelerator {
         let metric = *self.0.checkpoint_metric.lock().unwrap_or_else(PoisonError::into_inner);
         let (readers, unshared) = (session.objects().state_readers(), BTreeSet::new());
         Ok(RunState { objects, readers, may_differ, unshared, accumulation, shard_size, iteration, metric })
+    }
+
+    /// A model that any rank has trained by itself counts as such on all of them. Collective.
+    fn agree_on_lone_training(&self) -> Result<()> {
+        let models: Vec<_> = self.session().objects().models().collect();
+        let own: Vec<u8> = models.iter().map(|model| u8::from(model.was_trained_alone())).collect();
+        let all = self.group().all_gather_bytes(&own)?;
+        let is_alone = |place: usize| all.iter().any(|rank| rank.get(place) == Some(&1));
+        models.iter().enumerate().filter(|(place, _)| is_alone(*place)).for_each(|(_, model)| model.train_alone());
+        Ok(())
     }
 
     /// Object and name of each tensor that other ranks may hold otherwise: buffers, what the program has registered, and what ranks
@@ -380,6 +392,17 @@ impl Accelerator {
         Ok(states)
     }
 
+    /// Where ranks have states of optimizers of their own, the next checkpoint keeps those, too.
+    fn go_on_alone(&self, checkpoint: &OpenCheckpoint) {
+        let optimizers: Vec<String> =
+            self.session().objects().named_optimizers().map(|(name, _)| format!("{name}.")).collect();
+        let is_of_optimizer = |tensor: &String| optimizers.iter().any(|name| tensor.starts_with(name));
+        let mut kept = checkpoint.description.objects.iter().filter(|(name, _)| name.starts_with(KEPT_BY_RANK));
+        if kept.any(|(_, object)| object.tensors.keys().any(is_of_optimizer)) {
+            self.session().objects().models().for_each(|model| model.train_alone());
+        }
+    }
+
     /// Another number of processes has no use for what each of them held otherwise than the first.
     fn warn_of_what_is_not_kept(&self, checkpoint: &OpenCheckpoint) {
         let (now, before) = (self.num_processes(), checkpoint.description.world_size);
@@ -387,8 +410,8 @@ impl Accelerator {
         // Gradients of another number of processes are an error.
         if now != before && self.is_main_process() && has(KEPT_BY_RANK) && !has(GRADIENTS) {
             messages::warning_here!(
-                "processes of the run had other buffers, registered tensors, or parameters (LocalSGD) than process 0; all go on with \
-                 those of process 0, because there are {now} now and there were {before}"
+                "processes of the run had other buffers, registered tensors, parameters or states of optimizers (LocalSGD, \
+                 join_uneven_inputs, steps within no_sync) than process 0; all go on with those of process 0, because there are {now} now and there were {before}"
             );
         }
     }

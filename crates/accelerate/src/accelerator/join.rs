@@ -43,7 +43,7 @@ impl Accelerator {
     ///
     /// # Limits
     /// - Optimizers and schedulers of ranks that ran out earlier have made fewer steps, as in PyTorch: with momentum or
-    ///   Adam their states differ afterwards. A warning is logged. With even batches they stay equal.
+    ///   Adam their states differ afterwards, and checkpoints keep those of each rank. A warning is logged. With even batches they stay equal.
     /// - `body` makes one pass over each loader, and within it no other collective than training steps and
     ///   `gather_for_metrics`. Calls on whole accelerators (`gather`, `reduce`, ...) become an error on all ranks;
     ///   others, such as `wait_for_everyone`, end by their deadline.
@@ -142,10 +142,16 @@ impl Accelerator {
         if mine.followed > theirs.followed {
             self.session().gradient_state.restore_window(theirs.window);
         }
+        if summary.done.iter().any(|done| done.optimizer_steps != theirs.optimizer_steps) {
+            // A checkpoint keeps the states of all ranks from now on.
+            let joined = |engine: &Arc<dyn Engine>| engines.iter().any(|own| Arc::ptr_eq(own, engine));
+            let objects = self.session().objects();
+            objects.models().filter(|model| joined(&model.engine)).for_each(|model| model.train_alone());
+        }
         if mine.optimizer_steps < theirs.optimizer_steps {
             messages::warning_here!(
                 "rank {} made {} optimizer steps, rank {authority} {}: with momentum or Adam, the states of their \
-                 optimizers differ from now on. Use even_batches, or load the state of rank {authority} on all ranks",
+                 optimizers differ from now on, also in checkpoints, which keep those of each rank. Use even_batches to keep them equal",
                 self.process_index(),
                 mine.optimizer_steps,
                 theirs.optimizer_steps

@@ -102,7 +102,8 @@ impl Accelerator {
         body()
     }
 
-    /// Makes the next backward pass average gradients, although its forward pass ran under [`Accelerator::no_sync`].
+    /// Makes the next backward pass average gradients, although its forward pass ran under [`Accelerator::no_sync`]. The passes
+    /// after it do as they would have done: the reference's context manager ends there.
     ///
     /// # Errors
     /// A model that was not prepared; a peer that is gone.

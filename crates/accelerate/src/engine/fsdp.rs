@@ -310,7 +310,7 @@ impl Engine for FullyShard {
     }
 
     fn trigger_sync_in_backward(&self) -> Result<()> {
-        self.0.reducer.set_gradient_sync(true);
+        self.0.reducer.reduce_in_one_backward();
         Ok(())
     }
 

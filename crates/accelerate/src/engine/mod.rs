@@ -5,6 +5,7 @@
 
 mod comm_hook;
 mod fsdp;
+mod gradient_sync;
 mod hooks;
 mod inventory;
 mod power_sgd;

@@ -3,6 +3,7 @@
 //! Method: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020;
 //! the order of calls is that of `torch.nn.parallel.DistributedDataParallel`.
 
+use super::gradient_sync::GradientSync;
 use super::hooks::{self, SharedPowerSgd};
 use super::{Alone, Engine, TensorParallel};
 use crate::error::{Error, Result, StateError};
@@ -36,7 +37,9 @@ pub(super) struct Replicate {
     /// The last forward pass reduced, or there was none yet.
     buffers_are_due: AtomicBool,
     find_unused_parameters: bool,
-    gradient_sync: AtomicBool,
+    gradient_sync: GradientSync,
+    /// An optimizer has stepped while gradients of this rank were not reduced.
+    stepped_alone: AtomicBool,
     /// With `static_graph`, the first backward pass only records and is reduced at its end. This is `None` once that has happened.
     first_static_pass: Mutex<Option<GradientOrder>>,
     /// The communication hook, the program's or the one that reads memory, divides by the world size; without one the reducer does.
@@ -69,18 +72,26 @@ impl Drop for Unreduced {
 /// one only; a run that is saved in between would go on with other buckets than it would have had.
 #[derive(Debug)]
 struct GradientOrder {
-    /// Positions of parameters.
-    order: Arc<Mutex<Vec<usize>>>,
+    recorded: Arc<Mutex<Recorded>>,
     hooks: Vec<HookHandle>,
+}
+
+#[derive(Debug, Default)]
+struct Recorded {
+    /// Positions of parameters.
+    order: Vec<usize>,
+    /// The backward pass that runs, or was the last one, has reached the model.
+    has_come: bool,
 }
 
 impl GradientOrder {
     fn record(trainable: &[Param]) -> Result<Self> {
-        let order: Arc<Mutex<Vec<usize>>> = Arc::default();
+        let recorded: Arc<Mutex<Recorded>> = Arc::default();
         let hook = |(position, param): (usize, &Param)| {
-            let order = Arc::clone(&order);
+            let recorded = Arc::clone(&recorded);
             register_post_accumulate_grad_hook(&param.local(), move |_| {
-                let mut order = order.lock().unwrap_or_else(PoisonError::into_inner);
+                let Recorded { order, has_come } = &mut *lock(&recorded);
+                *has_come = true;
                 // What counts is when a parameter's last gradient came, in the last of several micro-batches.
                 order.retain(|&earlier| earlier != position);
                 order.push(position);
@@ -88,13 +99,18 @@ impl GradientOrder {
             })
         };
         let hooks = trainable.iter().enumerate().map(hook).collect::<Result<_, _>>()?;
-        Ok(Self { order, hooks })
+        Ok(Self { recorded, hooks })
+    }
+
+    /// Has a gradient come since this was asked last?
+    fn take_has_come(&self) -> bool {
+        std::mem::take(&mut lock(&self.recorded).has_come)
     }
 
     /// All of `num_params` parameters, those without a gradient last.
     fn finish(mut self, num_params: usize) -> Vec<usize> {
         self.remove_hooks();
-        let mut order = std::mem::take(&mut *self.order.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut order = std::mem::take(&mut lock(&self.recorded).order);
         let without: Vec<usize> = (0..num_params).filter(|position| !order.contains(position)).collect();
         order.extend(without);
         order
@@ -109,6 +125,11 @@ impl Drop for GradientOrder {
     fn drop(&mut self) {
         self.remove_hooks();
     }
+}
+
+fn lock(recorded: &Mutex<Recorded>) -> MutexGuard<'_, Recorded> {
+    // Both values are whole after every statement.
+    recorded.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// The keys of [`Engine::state`].
@@ -163,7 +184,8 @@ impl Replicate {
             buffers: if kwargs.broadcast_buffers { store.buffers() } else { Vec::new() },
             buffers_are_due: AtomicBool::new(true),
             find_unused_parameters: kwargs.find_unused_parameters,
-            gradient_sync: AtomicBool::new(true),
+            gradient_sync: GradientSync::default(),
+            stepped_alone: AtomicBool::new(false),
             first_static_pass: Mutex::new(kwargs.static_graph.then(|| GradientOrder::record(&trainable)).transpose()?),
             has_hook: !kwargs.comm_hook.is_none() || shares_memory(group, &trainable),
             window_open: AtomicBool::new(false),
@@ -230,7 +252,7 @@ impl Replicate {
     }
 
     fn synchronises(&self) -> bool {
-        self.gradient_sync.load(Ordering::Relaxed)
+        self.gradient_sync.is_on()
     }
 
     /// Names the parameters that libtorch's text only numbers.
@@ -242,7 +264,13 @@ impl Replicate {
         if names.is_empty() {
             return self.group.explain_reducer(error);
         }
-        StateError::UnusedParameters { names: names.join(", "), source: error }.into()
+        let cure = match (self.kwargs.static_graph, self.find_unused_parameters) {
+            // A static graph looks for them once.
+            (true, _) => "set DistributedDataParallelKwargs.static_graph to false and find_unused_parameters to true",
+            (false, false) => "set DistributedDataParallelKwargs.find_unused_parameters to true",
+            (false, true) => "let all tensors that the loss is computed from be outputs of the model",
+        };
+        StateError::UnusedParameters { names: names.join(", "), cure, source: error }.into()
     }
 }
 
@@ -284,7 +312,9 @@ impl Engine for Replicate {
     }
 
     fn after_backward(&self) -> Result<()> {
-        if !self.synchronises() {
+        // The loss may be that of another model.
+        let has_come = self.first_static_pass().as_ref().is_some_and(GradientOrder::take_has_come);
+        if !self.gradient_sync.end_backward() || !has_come {
             return Ok(());
         }
         let Some(first) = self.first_static_pass().take() else { return Ok(()) };
@@ -293,11 +323,16 @@ impl Engine for Replicate {
 
     fn before_step(&self) -> Result<()> {
         self.tensor_parallel.as_ref().map_or(Ok(()), TensorParallel::check_gradients)?;
+        self.stepped_alone.fetch_or(self.window_open.load(Ordering::Relaxed), Ordering::Relaxed);
         self.reducer().check_finalized().map_err(|error| self.explain(error))
     }
 
+    fn has_stepped_alone(&self) -> bool {
+        self.stepped_alone.load(Ordering::Relaxed)
+    }
+
     fn set_gradient_sync(&self, sync: bool) -> bool {
-        self.gradient_sync.swap(sync, Ordering::Relaxed)
+        self.gradient_sync.set(sync)
     }
 
     fn set_join(&self, join: Option<(Arc<Join>, usize)>) -> Result<()> {
@@ -314,6 +349,8 @@ impl Engine for Replicate {
             let (copies_buffers, reduces) = (pass.copies_buffers, pass.reduction.is_some());
             self.begin_forward(source, Work { forward: true, copies_buffers, reduces })?;
             self.buffers_are_due.store(reduces, Ordering::Relaxed);
+        } else if pass.reduction.is_some() {
+            self.learn_order()?;
         }
         let Some(reduction) = pass.reduction else { return Ok(()) };
         let divisor = if self.has_hook { 1.0 } else { self.group.world_size() as f64 };
@@ -400,12 +437,24 @@ impl Engine for Replicate {
 
     fn reopen_window(&self, _unreduced: &BTreeMap<&str, &Tensor>) -> Result<()> {
         self.window_open.store(true, Ordering::Relaxed);
-        Ok(())
+        // Where unused parameters are looked for, those that the window has used already are no longer unused.
+        let has_gradient = |(_, param): &(usize, Param)| param.grad().is_some();
+        let trainable = self.store.trainable_parameters().into_iter().enumerate();
+        let used: Vec<usize> = trainable.filter(has_gradient).map(|(position, _)| position).collect();
+        self.reducer().mark_used(&used).map_err(|error| self.explain(error))
     }
 
     fn trigger_sync_in_backward(&self) -> Result<()> {
+        if self.first_static_pass().is_some() {
+            let feature = "trigger_sync_in_backward before the first reduced backward pass of a model with \
+                           DistributedDataParallelKwargs.static_graph"
+                .to_owned();
+            return Err(StateError::NotAvailable { feature, cure: "set static_graph to false" }.into());
+        }
         self.announce(Work { forward: false, copies_buffers: false, reduces: true })?;
-        self.set_gradient_sync(true);
+        self.gradient_sync.turn_on_for_one_backward();
+        // The reducer takes it on once: it would not know what to do with an order of two passes.
+        self.learn_order()?;
         self.reducer().prepare_for_backward(&[]).map_err(|error| self.explain(error))
     }
 }

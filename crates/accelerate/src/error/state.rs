@@ -166,9 +166,9 @@ pub(crate) enum StateError {
     NotAvailable { feature: String, cure: &'static str },
 
     #[error(
-        "DistributedDataParallel: parameters {names} got no gradient in the last backward pass, so their gradients cannot be averaged. Use them in the loss, freeze them before `prepare`, or set DistributedDataParallelKwargs.find_unused_parameters to true"
+        "DistributedDataParallel: parameters {names} got no gradient in the last backward pass, so their gradients cannot be averaged. Use them in the loss, freeze them before `prepare`, or {cure}"
     )]
-    UnusedParameters { names: String, source: torch_ext::Error },
+    UnusedParameters { names: String, cure: &'static str, source: torch_ext::Error },
 
     #[error(
         "the models of the ranks differ, so they cannot be trained together: rank {rank} has {there} where rank 0 has \
@@ -209,7 +209,7 @@ pub(crate) enum StateError {
     DifferentOrders { rank: usize, on_main: String, there: String },
 
     #[error(
-        "parameters of {unit} were changed between a forward pass and its backward pass, while other ranks may have been reading          them. Change them before the forward pass or after the backward pass"
+        "parameters of {unit} were changed between a forward pass and its backward pass, while other ranks may have been reading them. Change them before the forward pass or after the backward pass"
     )]
     ChangedWhileRead { unit: String },
 
@@ -282,7 +282,7 @@ pub(crate) enum StateError {
     DifferentGradients { parameter: String, norms: String },
 
     #[error(
-        "ranks divide the tokens of [.., tokens, features], which a table makes of indices [batch, tokens], and a layer got {found:?}"
+        "ranks divide the tokens of [.., tokens, features], which a table makes of indices [batch, tokens], with a batch of 1 for one text, and a layer got {found:?}"
     )]
     NoTokens { found: Vec<i64> },
 

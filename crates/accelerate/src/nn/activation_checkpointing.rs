@@ -438,6 +438,11 @@ pub(crate) fn while_checkpointing() -> bool {
     SCOPES.with_borrow(|scopes| !scopes.is_empty())
 }
 
+/// Is this thread computing activations again?
+pub(crate) fn is_recomputing() -> bool {
+    SCOPES.with_borrow(|scopes| scopes.iter().any(|run| matches!(run, Run::Second(_))))
+}
+
 /// Is this thread computing activations again? Then `at_end` is run when it has done that.
 pub(crate) fn while_recomputing(at_end: impl FnOnce() + 'static) -> bool {
     SCOPES.with_borrow_mut(|scopes| match scopes.last_mut() {

@@ -85,7 +85,7 @@ mod token_wise;
 pub use accelerate_core::layout::Layout;
 pub use activation::{Gelu, LogSoftmax, Relu, Sigmoid, Silu, Softmax, Tanh};
 pub use activation_checkpointing::{CheckpointOptions, Checkpointed, checkpoint};
-pub(crate) use activation_checkpointing::{while_checkpointing, while_recomputing};
+pub(crate) use activation_checkpointing::{is_recomputing, while_checkpointing, while_recomputing};
 pub use aot_inductor::AotInductorModule;
 pub use attention::{AttentionMask, InProjection, MultiheadAttention, MultiheadAttentionConfig};
 pub(crate) use attention_kernel::RefuseWholeAttention;

@@ -143,7 +143,12 @@ pub(crate) trait Engine: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Makes the next backward pass reduce, although its forward pass ran without synchronisation.
+    /// Has an optimizer stepped by gradients of this rank alone? Then states of optimizers differ between ranks.
+    fn has_stepped_alone(&self) -> bool {
+        false
+    }
+
+    /// Makes the next backward pass reduce, although its forward pass ran without synchronisation. Those after it do as before.
     fn trigger_sync_in_backward(&self) -> Result<()> {
         Ok(())
     }

@@ -149,9 +149,9 @@ impl PreparedParameters {
         self.trained_alone.store(true, Ordering::Relaxed);
     }
 
-    /// Has each rank trained by itself at any time? Then the state of optimizers stays the rank's own.
+    /// Has this rank trained by itself at any time? Then the state of optimizers stays the rank's own.
     pub(crate) fn was_trained_alone(&self) -> bool {
-        self.trained_alone.load(Ordering::Relaxed)
+        self.trained_alone.load(Ordering::Relaxed) || self.engine.has_stepped_alone()
     }
 
     /// Those of frozen parameters that have been computed.

@@ -3,7 +3,8 @@
 
 use super::{assert_close, builder, fill, values};
 use accelerate::nn::{
-    Checkpointed, Dropout, Embedding, Init, LayerNorm, Linear, Module, ModuleFn, ParamStore, RMSNorm, RMSNormConfig,
+    CheckpointOptions, Checkpointed, Dropout, Embedding, Init, LayerNorm, Linear, Module, ModuleFn, ParamStore,
+    RMSNorm, RMSNormConfig, checkpoint,
 };
 use accelerate::optim::Sgd;
 use accelerate::tch::{self, Device, Kind, Tensor};
@@ -136,6 +137,104 @@ fn ranks_that_divide_tokens_train_the_model_of_one_rank(
 #[rstest]
 fn ranks_that_divide_a_long_sequence_train_the_model_of_one_rank(#[values(false, true)] checkpoints: bool) {
     check_training(Parts { checkpoints, ..Default::default() }, &[], 2, LONGEST);
+}
+
+/// A part of a block is computed without gradients, before or instead of with them.
+#[rstest]
+fn parts_without_gradients_see_the_tokens_of_the_others(
+    #[values(false, true)] checkpoints: bool,
+    #[values(false, true)] is_detached: bool,
+    #[values(6, 9, LONGEST)] length: i64,
+) {
+    let run = |accelerator: Accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let root = store.root();
+        let embed = Embedding::new(&root / "embed", 11, 6, Default::default())?;
+        let norm = RMSNorm::new(&root / "norm", [6], RMSNormConfig::default())?;
+        let up = Linear::new(&root / "up", 6, 8, Default::default())?;
+        let down = Linear::new(&root / "down", 8, 6, Default::default())?;
+        let head = Linear::new(&root / "head", 6, 11, Default::default())?;
+        fill(&store)?;
+        let block = move |x: &Tensor| {
+            let normed = norm.forward(x)?;
+            let scale = match is_detached {
+                true => {
+                    let detached = normed.f_detach()?;
+                    tch::no_grad(|| down.forward(&up.forward(&detached)?.f_gelu("none")?))?
+                }
+                // The same input, which gradients have to reach.
+                false => down.forward(&(up.forward(&normed)? * tch::no_grad(|| up.forward(&normed))?))?,
+            };
+            let first = tch::no_grad(|| up.forward(&normed))?;
+            Ok(down.forward(&(up.forward(&normed)? * first))? * (scale + 1.0) + x)
+        };
+        let block = Arc::new(block);
+        let module = ModuleFn::new(&store, move |tokens: &Tensor| {
+            let x = embed.forward(tokens)?;
+            let block = Arc::clone(&block);
+            let x = match checkpoints {
+                true => checkpoint(&[&x], CheckpointOptions::default(), move |inputs| block(&inputs[0]))?,
+                false => block(&x)?,
+            };
+            head.forward(&x)
+        });
+        let (model, mut optimizer) = accelerator.prepare((module, Sgd::new(&store, 0.1)?))?;
+        let tokens = (Tensor::arange(length, (Kind::Int64, Device::Cpu)) * 3).remainder(11).view([1, length]);
+        let mut found = Vec::new();
+        for _ in 0..2 {
+            let output = model.forward(&tokens)?;
+            found.push(values(&output));
+            accelerator.backward(&output.f_square()?.f_mean(Kind::Float)?)?;
+            optimizer.step()?;
+            optimizer.zero_grad()?;
+        }
+        found.extend(store.state_dict()?.iter().map(|(_, tensor)| values(tensor)));
+        Ok(found)
+    };
+    let plan = json!({
+        "embed": "embedding_rowwise", "norm": "sequence_parallel", "up": "colwise", "down": "rowwise",
+        "head": "colwise_gather_output",
+    });
+    let wanted = testing::ranks(1, Default::default(), run).unwrap();
+    for own in testing::ranks(2, builder(2, &plan), run).unwrap() {
+        for (number, (found, wanted)) in own.iter().zip(&wanted[0]).enumerate() {
+            assert_close(found, wanted, 2e-6, &format!("value {number}"));
+        }
+    }
+}
+
+/// The input of a segment that is computed again has been collected before it.
+#[rstest]
+fn a_checkpointed_layer_keeps_the_same_both_times(#[values(9, LONGEST)] length: i64) {
+    let run = |accelerator: Accelerator| {
+        let store = ParamStore::new(accelerator.device());
+        let root = store.root();
+        let embed = Embedding::new(&root / "embed", 11, 6, Default::default())?;
+        let [up, gate] = ["up", "gate"].map(|name| Linear::new(&root / name, 6, 8, Default::default()).unwrap());
+        let down = Linear::new(&root / "down", 8, 6, Default::default())?;
+        let head = Linear::new(&root / "head", 6, 11, Default::default())?;
+        fill(&store)?;
+        let module = ModuleFn::new(&store, move |tokens: &Tensor| {
+            let x = embed.forward(tokens)?;
+            let (own, gate) = (up.forward(&x)?, gate.clone());
+            let again = checkpoint(&[&x], CheckpointOptions::default(), move |inputs| {
+                Ok(gate.forward(&inputs[0])?.f_gelu("none")?)
+            })?;
+            head.forward(&down.forward(&(own * again))?)
+        });
+        let model = accelerator.prepare(module)?;
+        let tokens = (Tensor::arange(length, (Kind::Int64, Device::Cpu)) * 3).remainder(11).view([1, length]);
+        let output = model.forward(&tokens)?;
+        accelerator.backward(&output.f_square()?.f_mean(Kind::Float)?)?;
+        Ok(accelerator.clip_grad_norm_(&model, 1e9)?.double_value(&[]))
+    };
+    let plan = json!({
+        "embed": "embedding_rowwise", "up": "colwise", "gate": "colwise", "down": "rowwise", "head": "colwise_gather_output",
+    });
+    let wanted = testing::ranks(1, Default::default(), run).unwrap();
+    for own in testing::ranks(2, builder(2, &plan), run).unwrap() {
+        assert_close(&[own], &wanted, 2e-6, "norm of gradients");
+    }
 }
 
 /// What ranks exchange in a backward pass is not recorded.

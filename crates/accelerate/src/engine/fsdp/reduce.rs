@@ -1,5 +1,6 @@
 //! From gradients of full parameters to the mean of this rank's shard, piece by piece beside the backward pass.
 
+use super::super::gradient_sync::GradientSync;
 use super::gradient::Gradient;
 use super::issued::{IssuedCollective, IssuedCollectives};
 use super::units::{Units, pieces};
@@ -43,12 +44,11 @@ pub(super) struct GradientReducer {
     params: Vec<Vec<WeakParam>>,
     /// Where shards are between uses, and their gradients.
     device: Device,
+    gradient_sync: GradientSync,
     state: Mutex<State>,
 }
 
 struct State {
-    /// Do backward passes reduce gradients over ranks?
-    gradient_sync: bool,
     /// Sums of full gradients that have not been reduced, by unit and member; empty if there are none.
     unreduced: Vec<Vec<Option<Tensor>>>,
     /// Gradients of [`ReductionRanks::replicated`] may not be averages yet.
@@ -100,12 +100,12 @@ impl GradientReducer {
         device: Device,
     ) -> Self {
         let state = State {
-            gradient_sync: true,
             unreduced: params.iter().map(|_| Vec::new()).collect(),
             has_own_gradients: false,
             backward: Backward::default(),
         };
-        Self { units, transport, issued, ranks, params, device, state: Mutex::new(state) }
+        let (gradient_sync, state) = (GradientSync::default(), Mutex::new(state));
+        Self { units, transport, issued, ranks, params, device, gradient_sync, state }
     }
 
     // Every statement leaves the state whole, so a panic elsewhere does not spoil it.
@@ -115,7 +115,12 @@ impl GradientReducer {
 
     /// Whether backward passes reduce from now on; returns what held before.
     pub(super) fn set_gradient_sync(&self, sync: bool) -> bool {
-        std::mem::replace(&mut self.lock().gradient_sync, sync || self.ranks.always_reduces)
+        self.gradient_sync.set(sync || self.ranks.always_reduces)
+    }
+
+    /// The next backward pass reduces.
+    pub(super) fn reduce_in_one_backward(&self) {
+        self.gradient_sync.turn_on_for_one_backward();
     }
 
     /// A forward pass begins whose gradients are wanted.
@@ -136,7 +141,7 @@ impl GradientReducer {
         let gradients = self.with_deferred(unit, gradients)?;
         let (syncs, before) = {
             let mut state = self.lock();
-            (state.gradient_sync, std::mem::take(&mut state.unreduced[unit]))
+            (self.gradient_sync.is_on(), std::mem::take(&mut state.unreduced[unit]))
         };
         if syncs && before.is_empty() {
             self.start_reduce(unit, &gradients)?;
@@ -271,7 +276,7 @@ impl GradientReducer {
 
     /// After a backward pass. Collective where it synchronises.
     pub(super) fn after_backward(&self) -> Result<()> {
-        if self.lock().gradient_sync {
+        if self.gradient_sync.end_backward() {
             return self.average_replicated();
         }
         self.lock().has_own_gradients = true;

@@ -44,6 +44,8 @@ const NUM_ENTERED: usize = 2;
 struct Entered {
     input: Tensor,
     version: i64,
+    /// Gradients of the output reach the input.
+    is_recorded: bool,
     output: Tensor,
     /// A backward pass has gone through it, and its part of the graph is gone.
     is_used: Arc<AtomicBool>,
@@ -201,16 +203,18 @@ impl Region {
 
     /// What `enter` makes of an input, once for all layers in a row that have the same one.
     fn once(&self, input: &Tensor, enter: impl FnOnce(Arc<AtomicBool>) -> Result<Tensor>) -> Result<Tensor> {
-        let (id, version) = (tensor_id(input), version(input)?);
+        let (id, version, is_recorded) = (tensor_id(input), version(input)?, is_grad_enabled());
         let is_same = |known: &Entered| {
-            tensor_id(&known.input) == id && known.version == version && !known.is_used.load(Ordering::Relaxed)
+            let is_input = tensor_id(&known.input) == id && known.version == version;
+            is_input && (known.is_recorded || !is_recorded) && !known.is_used.load(Ordering::Relaxed)
         };
         if let Some(output) = self.entered_before(is_same) {
             return Ok(output);
         }
         let is_used = Arc::new(AtomicBool::new(false));
         let output = enter(Arc::clone(&is_used))?;
-        let entered = Entered { input: input.shallow_clone(), version, output: output.shallow_clone(), is_used };
+        let entered =
+            Entered { input: input.shallow_clone(), version, is_recorded, output: output.shallow_clone(), is_used };
         let mut known = self.entered();
         known.push(entered);
         let forgotten = (NUM_ENTERED < known.len()).then(|| known.remove(0));

@@ -8,7 +8,7 @@ use super::products::ProductOfTokens;
 use super::region::{Region, apply_to_one, gather};
 use crate::error::{Result, StateError};
 use crate::group::{Group, ReduceOp};
-use crate::nn::{AroundTokens, DenseEmbeddingKernel, EmbeddingKernel, Param};
+use crate::nn::{AroundTokens, DenseEmbeddingKernel, EmbeddingKernel, Param, is_recomputing};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -73,8 +73,9 @@ fn without_features(tensor: &Tensor, length: usize) -> Vec<i64> {
 impl Region {
     /// Does each rank have some of the tokens between divided layers, here and now?
     pub(super) fn divides_tokens(&self) -> bool {
-        // Activations that are computed again are recorded outside of a forward pass.
-        self.tokens().is_some_and(|tokens| tokens.records.load(Ordering::Relaxed) || is_grad_enabled())
+        // Activations are computed again outside of a forward pass, and parts of them are not recorded.
+        let records = |tokens: &Tokens| tokens.records.load(Ordering::Relaxed) || is_grad_enabled() || is_recomputing();
+        self.tokens().is_some_and(records)
     }
 
     /// Have ranks divided tokens, in this pass or an earlier one?
