@@ -210,12 +210,13 @@ fn a_checkpointed_layer_keeps_the_same_both_times(#[values(9, LONGEST)] length: 
         let store = ParamStore::new(accelerator.device());
         let root = store.root();
         let embed = Embedding::new(&root / "embed", 11, 6, Default::default())?;
+        let norm = RMSNorm::new(&root / "norm", [6], RMSNormConfig::default())?;
         let [up, gate] = ["up", "gate"].map(|name| Linear::new(&root / name, 6, 8, Default::default()).unwrap());
         let down = Linear::new(&root / "down", 8, 6, Default::default())?;
         let head = Linear::new(&root / "head", 6, 11, Default::default())?;
         fill(&store)?;
         let module = ModuleFn::new(&store, move |tokens: &Tensor| {
-            let x = embed.forward(tokens)?;
+            let x = norm.forward(&embed.forward(tokens)?)?;
             let (own, gate) = (up.forward(&x)?, gate.clone());
             let again = checkpoint(&[&x], CheckpointOptions::default(), move |inputs| {
                 Ok(gate.forward(&inputs[0])?.f_gelu("none")?)
@@ -223,13 +224,13 @@ fn a_checkpointed_layer_keeps_the_same_both_times(#[values(9, LONGEST)] length: 
             head.forward(&down.forward(&(own * again))?)
         });
         let model = accelerator.prepare(module)?;
-        let tokens = (Tensor::arange(length, (Kind::Int64, Device::Cpu)) * 3).remainder(11).view([1, length]);
+        let tokens = (Tensor::arange(2 * length, (Kind::Int64, Device::Cpu)) * 3).remainder(11).view([2, length]);
         let output = model.forward(&tokens)?;
         accelerator.backward(&output.f_square()?.f_mean(Kind::Float)?)?;
         Ok(accelerator.clip_grad_norm_(&model, 1e9)?.double_value(&[]))
     };
     let plan = json!({
-        "embed": "embedding_rowwise", "up": "colwise", "gate": "colwise", "down": "rowwise", "head": "colwise_gather_output",
+        "embed": "embedding_rowwise", "norm": "sequence_parallel", "up": "colwise", "gate": "colwise", "down": "rowwise", "head": "colwise_gather_output",
     });
     let wanted = testing::ranks(1, Default::default(), run).unwrap();
     for own in testing::ranks(2, builder(2, &plan), run).unwrap() {
