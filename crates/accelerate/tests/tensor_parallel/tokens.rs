@@ -139,6 +139,28 @@ fn ranks_that_divide_a_long_sequence_train_the_model_of_one_rank(#[values(false,
     check_training(Parts { checkpoints, ..Default::default() }, &[], 2, LONGEST);
 }
 
+/// Computes the same with gradients and without, in this order or the other.
+fn partly_without_gradients(
+    norm: RMSNorm,
+    up: Linear,
+    down: Linear,
+    is_detached: bool,
+) -> impl Fn(&Tensor) -> Result<Tensor> + Send + Sync {
+    move |x: &Tensor| {
+        let normed = norm.forward(x)?;
+        let scale = match is_detached {
+            true => {
+                let detached = normed.f_detach()?;
+                tch::no_grad(|| down.forward(&up.forward(&detached)?.f_gelu("none")?))?
+            }
+            // The same input, which gradients have to reach.
+            false => down.forward(&(up.forward(&normed)? * tch::no_grad(|| up.forward(&normed))?))?,
+        };
+        let first = tch::no_grad(|| up.forward(&normed))?;
+        Ok(down.forward(&(up.forward(&normed)? * first))? * (scale + 1.0) + x)
+    }
+}
+
 /// A part of a block is computed without gradients, before or instead of with them.
 #[rstest]
 fn parts_without_gradients_see_the_tokens_of_the_others(
@@ -155,19 +177,7 @@ fn parts_without_gradients_see_the_tokens_of_the_others(
         let down = Linear::new(&root / "down", 8, 6, Default::default())?;
         let head = Linear::new(&root / "head", 6, 11, Default::default())?;
         fill(&store)?;
-        let block = move |x: &Tensor| {
-            let normed = norm.forward(x)?;
-            let scale = match is_detached {
-                true => {
-                    let detached = normed.f_detach()?;
-                    tch::no_grad(|| down.forward(&up.forward(&detached)?.f_gelu("none")?))?
-                }
-                // The same input, which gradients have to reach.
-                false => down.forward(&(up.forward(&normed)? * tch::no_grad(|| up.forward(&normed))?))?,
-            };
-            let first = tch::no_grad(|| up.forward(&normed))?;
-            Ok(down.forward(&(up.forward(&normed)? * first))? * (scale + 1.0) + x)
-        };
+        let block = partly_without_gradients(norm, up, down, is_detached);
         let block = Arc::new(block);
         let module = ModuleFn::new(&store, move |tokens: &Tensor| {
             let x = embed.forward(tokens)?;

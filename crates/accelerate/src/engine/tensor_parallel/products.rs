@@ -13,6 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tch::{Device, Kind, Tensor};
 use torch_ext::apply_function;
 use torch_ext::autocast::{autocast_dtype, is_autocast_enabled};
+use torch_ext::function::BackwardContext;
 
 /// With fewer tokens on a rank, products of some tokens take longer than one of all.
 const LEAST_TOKENS: usize = 512;
@@ -66,6 +67,21 @@ fn write_product(place: &Tensor, input: &Tensor, matrix: &Tensor, bias: Option<&
         None => drop(input.f_bmm_out(place, &matrix)?),
     }
     Ok(())
+}
+
+/// Of the weight and the bias of a product with `full`, as far as somebody needs them.
+fn gradients_of_weights(
+    context: &BackwardContext<'_>,
+    of_product: &Tensor,
+    full: &Tensor,
+) -> Result<[Option<Tensor>; 2]> {
+    let gradient = rows(of_product)?;
+    let weight = match context.needs_input_grad(1) {
+        true => Some(gradient.f_tr()?.f_mm(&rows(full)?.f_to_kind(gradient.f_kind()?)?)?),
+        false => None,
+    };
+    // libtorch sums it over rows.
+    Ok([weight, Some(gradient)])
 }
 
 impl ProductOfTokens {
@@ -149,24 +165,14 @@ impl ProductOfTokens {
         is_used: Arc<AtomicBool>,
     ) -> Result<[Tensor; 2]> {
         let inputs: Vec<&Tensor> = [Some(own), Some(matrix), bias].into_iter().flatten().collect();
-        let (num_inputs, in_features, kind) = (inputs.len(), matrix.size()[1], own.f_kind()?);
-        let size = resized(own, self.num_tokens(), matrix.size()[0]);
+        let (num_inputs, kind) = (inputs.len(), own.f_kind()?);
         let forward = self.clone();
         let outputs = apply_function(
             "TensorParallelGatheredProduct",
             &inputs,
             |context| {
                 context.once_differentiable();
-                let places = forward.places(own)?;
-                let cast = matrix.f_to_kind(forward.kind)?.f_transpose(0, 1)?;
-                let bias = bias.map(|bias| bias.f_to_kind(forward.kind)).transpose()?;
-                let product = Tensor::f_empty(&size, (forward.kind, own.device()))?;
-                let of_batch = batched(&product)?;
-                forward.group.all_gather_overlapped(&places, &mut |rank| {
-                    let part = batched(&places[rank].f_to_kind(forward.kind)?)?;
-                    write_product(&forward.tokens(&of_batch, rank)?, &part, &cast, bias.as_ref())
-                })?;
-                let full = Tensor::f_cat(&places, -2)?;
+                let [full, product] = forward.gather(own, (matrix, bias))?;
                 // Under autocast, half the memory.
                 let cast = full.f_to_kind(forward.kind)?;
                 // A sharded weight is gathered once more for the gradient of the input only.
@@ -185,45 +191,21 @@ impl ProductOfTokens {
                 let mut results: Vec<Option<Tensor>> = (0..num_inputs).map(|_| None).collect();
                 let saved = context.saved_tensors()?;
                 let full = &saved[0];
-                let of_weights = |results: &mut [Option<Tensor>]| -> Result<()> {
-                    let Some(gradient) = &of_product else { return Ok(()) };
-                    let gradient = rows(gradient)?;
-                    if context.needs_input_grad(1) {
-                        results[1] = Some(gradient.f_tr()?.f_mm(&rows(full)?.f_to_kind(gradient.f_kind()?)?)?);
-                    }
-                    if num_inputs == 3 && context.needs_input_grad(2) {
-                        // Summed over rows by libtorch.
-                        results[2] = Some(gradient);
-                    }
-                    Ok(())
-                };
+                let of_weights =
+                    || of_product.as_ref().map_or(Ok([None, None]), |it| gradients_of_weights(context, it, full));
                 if (of_product.is_none() && of_full.is_none()) || !context.needs_input_grad(0) {
-                    of_weights(&mut results)?;
+                    results.splice(1.., of_weights()?.into_iter().take(num_inputs - 1));
                     return Ok(results);
                 }
-                let cast = match (&of_product, saved.get(1)) {
-                    (Some(gradient), Some(matrix)) => Some((gradient, matrix.f_to_kind(gradient.f_kind()?)?)),
-                    _ => None,
-                };
-                let sum = Tensor::f_empty(resized(full, self.own().len(), in_features), (kind, full.device()))?;
-                self.group.reduce_scatter_overlapped((&sum, full.numel()), &mut |rank| {
-                    let product = match &cast {
-                        Some((gradient, matrix)) => Some(self.product(gradient, rank, matrix)?.f_to_kind(kind)?),
-                        None => None,
-                    };
-                    let others = of_full.as_ref().map(|gradient| self.tokens(gradient, rank)).transpose()?;
-                    let part = match (product, others) {
-                        (Some(mut product), Some(others)) => product.f_add_(&others)?,
-                        (Some(part), None) | (None, Some(part)) => part.f_contiguous()?,
-                        (None, None) => Tensor::f_zeros(sum.size(), (kind, sum.device()))?,
-                    };
-                    // Nobody waits for these.
-                    if rank == self.group.rank() {
-                        of_weights(&mut results)?;
-                    }
-                    Ok(part)
+                let factors = of_product.as_ref().zip(saved.get(1));
+                let gradients = (factors, of_full.as_ref());
+                let mut made = [None, None];
+                let sum = self.scatter(gradients, (full, kind), &mut || {
+                    made = of_weights()?;
+                    Ok(())
                 })?;
                 results[0] = Some(sum);
+                results.splice(1.., made.into_iter().take(num_inputs - 1));
                 Ok(results)
             },
         )?;
@@ -231,6 +213,54 @@ impl ProductOfTokens {
             .try_into()
             .map_err(|_| crate::Error::other("a product of gathered tokens has not given two tensors"))?;
         Ok([full, product])
+    }
+
+    /// All tokens and their product. Collective.
+    fn gather(&self, own: &Tensor, (matrix, bias): (&Tensor, Option<&Tensor>)) -> Result<[Tensor; 2]> {
+        let places = self.places(own)?;
+        let size = resized(own, self.num_tokens(), matrix.size()[0]);
+        let cast = matrix.f_to_kind(self.kind)?.f_transpose(0, 1)?;
+        let bias = bias.map(|bias| bias.f_to_kind(self.kind)).transpose()?;
+        let product = Tensor::f_empty(&size, (self.kind, own.device()))?;
+        let of_batch = batched(&product)?;
+        self.group.all_gather_overlapped(&places, &mut |rank| {
+            let part = batched(&places[rank].f_to_kind(self.kind)?)?;
+            write_product(&self.tokens(&of_batch, rank)?, &part, &cast, bias.as_ref())
+        })?;
+        Ok([Tensor::f_cat(&places, -2)?, product])
+    }
+
+    /// The gradient of this rank's tokens, of type `kind`: the sum of what all ranks have, as gradient and weight of the product and as the
+    /// gradient of all tokens, `full`, from elsewhere. `meanwhile` computes what nobody waits for. Collective.
+    fn scatter(
+        &self,
+        (factors, of_full): (Option<(&Tensor, &Tensor)>, Option<&Tensor>),
+        (full, kind): (&Tensor, Kind),
+        meanwhile: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Tensor> {
+        let in_features = full.size().last().copied().unwrap_or_default();
+        let cast = match factors {
+            Some((gradient, matrix)) => Some((gradient, matrix.f_to_kind(gradient.f_kind()?)?)),
+            None => None,
+        };
+        let sum = Tensor::f_empty(resized(full, self.own().len(), in_features), (kind, full.device()))?;
+        self.group.reduce_scatter_overlapped((&sum, full.numel()), &mut |rank| {
+            let product = match &cast {
+                Some((gradient, matrix)) => Some(self.product(gradient, rank, matrix)?.f_to_kind(kind)?),
+                None => None,
+            };
+            let others = of_full.map(|gradient| self.tokens(gradient, rank)).transpose()?;
+            let part = match (product, others) {
+                (Some(mut product), Some(others)) => product.f_add_(&others)?,
+                (Some(part), None) | (None, Some(part)) => part.f_contiguous()?,
+                (None, None) => Tensor::f_zeros(sum.size(), (kind, sum.device()))?,
+            };
+            if rank == self.group.rank() {
+                meanwhile()?;
+            }
+            Ok(part)
+        })?;
+        Ok(sum)
     }
 
     /// This rank's tokens of the sum over ranks of products with slices of a rowwise layer, of an input of all tokens. Collective in
