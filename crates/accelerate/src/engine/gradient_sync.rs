@@ -1,13 +1,13 @@
-//! Whether backward passes reduce gradients over ranks.
+//! Whether backward passes of an engine reduce gradients over ranks.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Also for one backward pass alone, which may stand in a block without reductions.
+/// Do backward passes reduce gradients over ranks? Within a block that says no, one of them alone may.
 #[derive(Debug)]
-pub(super) struct GradientSync(Mutex<Sync>);
+pub(super) struct GradientSync(Mutex<State>);
 
 #[derive(Debug)]
-struct Sync {
+struct State {
     is_on: bool,
     /// What it becomes after the next backward pass, if it was turned on for that one.
     after_backward: Option<bool>,
@@ -15,12 +15,12 @@ struct Sync {
 
 impl Default for GradientSync {
     fn default() -> Self {
-        Self(Mutex::new(Sync { is_on: true, after_backward: None }))
+        Self(Mutex::new(State { is_on: true, after_backward: None }))
     }
 }
 
 impl GradientSync {
-    fn lock(&self) -> MutexGuard<'_, Sync> {
+    fn lock(&self) -> MutexGuard<'_, State> {
         // Both values are whole after every statement.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -29,25 +29,25 @@ impl GradientSync {
         self.lock().is_on
     }
 
-    /// Until it is set again; what it was.
+    /// Sets it until it is set again, and gives what it was.
     pub(super) fn set(&self, is_on: bool) -> bool {
-        let mut sync = self.lock();
-        sync.after_backward = None;
-        std::mem::replace(&mut sync.is_on, is_on)
+        let mut state = self.lock();
+        state.after_backward = None;
+        std::mem::replace(&mut state.is_on, is_on)
     }
 
-    /// Until the end of the next backward pass.
+    /// Turns it on until the end of the next backward pass.
     pub(super) fn turn_on_for_one_backward(&self) {
-        let mut sync = self.lock();
-        let before = std::mem::replace(&mut sync.is_on, true);
-        sync.after_backward.get_or_insert(before);
+        let mut state = self.lock();
+        let before = std::mem::replace(&mut state.is_on, true);
+        state.after_backward.get_or_insert(before);
     }
 
-    /// A backward pass has ended; whether it was to reduce.
+    /// Notes the end of a backward pass, and says whether it was to reduce.
     pub(super) fn end_backward(&self) -> bool {
-        let mut sync = self.lock();
-        let was_on = sync.is_on;
-        sync.is_on = sync.after_backward.take().unwrap_or(was_on);
+        let mut state = self.lock();
+        let was_on = state.is_on;
+        state.is_on = state.after_backward.take().unwrap_or(was_on);
         was_on
     }
 }

@@ -453,7 +453,7 @@ impl Engine for Replicate {
         }
         self.announce(Work { forward: false, copies_buffers: false, reduces: true })?;
         self.gradient_sync.turn_on_for_one_backward();
-        // The reducer takes it on once: it would not know what to do with an order of two passes.
+        // The reducer takes on the order of one pass: it has to do so before another pass records its own.
         self.learn_order()?;
         self.reducer().prepare_for_backward(&[]).map_err(|error| self.explain(error))
     }

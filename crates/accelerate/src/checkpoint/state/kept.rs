@@ -1,5 +1,5 @@
-//! Tensors that ranks hold otherwise than the first rank of their folder: running statistics of batches, and what the program has
-//! registered. Those of rank 3 are the object `kept_by_rank_3`, so that a run of as many ranks goes on with what each of them had.
+//! Tensors that ranks hold otherwise than the first rank of their folder: running statistics of batches, what the program has
+//! registered, and what ranks have trained by themselves. Those of rank 3 are the object `kept_by_rank_3`, so that a run of as many ranks goes on with what each of them had.
 
 use super::save::{FolderWriters, RunState};
 use crate::error::{Error, Result};

@@ -1,9 +1,9 @@
 //! From gradients of full parameters to the mean of this rank's shard, piece by piece beside the backward pass.
 
-use super::super::gradient_sync::GradientSync;
 use super::gradient::Gradient;
 use super::issued::{IssuedCollective, IssuedCollectives};
 use super::units::{Units, pieces};
+use crate::engine::gradient_sync::GradientSync;
 use crate::error::Result;
 use crate::group::{Group, MOST_PENDING, PendingCollective, PendingSum, ReduceOp, ShardTransport};
 use crate::nn::{DeferredWeightGrad, Param, WeakParam};
