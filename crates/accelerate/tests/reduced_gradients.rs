@@ -7,22 +7,23 @@ use accelerate::optim::{AdamW, Sgd};
 use accelerate::tch::Tensor;
 use accelerate::testing::ranks;
 use accelerate::{
-    Accelerator, AcceleratorBuilder, DistributedDataParallelKwargs, JoinOptions, LocalSGD, PreparedModel, Result,
+    Accelerator, AcceleratorBuilder, DistributedDataParallelKwargs, FullyShardedDataParallelPlugin, JoinOptions,
+    LocalSGD, PreparedModel, Result, ShardingStrategy,
 };
 use rstest::rstest;
 
-/// A model of one number, which it multiplies its input by.
+/// A model of two numbers, one for each of two shards, which it multiplies its input by.
 fn model(accelerator: &Accelerator) -> Result<(PreparedModel<impl Module<Input = Tensor, Output = Tensor>>, Param)> {
     let store = ParamStore::new(accelerator.device());
-    let weight = store.root().param("weight", ([1], Init::Ones))?;
+    let weight = store.root().param("weight", ([2], Init::Ones))?;
     let own = weight.clone();
     let model = accelerator.prepare(ModuleFn::new(&store, move |x: &Tensor| Ok(own.get()? * x)))?;
     Ok((model, weight))
 }
 
-/// 1 on rank 0, 3 on rank 1.
+/// Ones on rank 0, threes on rank 1.
 fn input(accelerator: &Accelerator) -> Tensor {
-    Tensor::from_slice(&[2.0 * accelerator.process_index() as f32 + 1.0])
+    Tensor::from_slice(&[2.0 * accelerator.process_index() as f32 + 1.0; 2])
 }
 
 fn gradient(weight: &Param) -> Option<f64> {
@@ -44,9 +45,20 @@ enum Between {
     BackwardOfAnotherBehindThis,
 }
 
+fn sharded(sharding_strategy: ShardingStrategy) -> AcceleratorBuilder {
+    let sharding_strategy = Some(sharding_strategy);
+    Accelerator::builder().fsdp_plugin(FullyShardedDataParallelPlugin { sharding_strategy, ..Default::default() })
+}
+
 #[rstest]
-fn a_static_graph_is_reduced_in_the_first_backward_pass_of_its_own_model(
-    #[values(true, false)] is_static: bool,
+fn gradients_are_reduced_in_the_backward_pass_of_their_own_model(
+    #[values(
+        static_graph(true),
+        static_graph(false),
+        sharded(ShardingStrategy::FullShard),
+        sharded(ShardingStrategy::ShardGradOp)
+    )]
+    builder: AcceleratorBuilder,
     #[values(
         Between::Nothing,
         Between::LossOfNoModel,
@@ -56,10 +68,10 @@ fn a_static_graph_is_reduced_in_the_first_backward_pass_of_its_own_model(
     )]
     between: Between,
 ) {
-    let found = ranks(2, static_graph(is_static), |accelerator| {
+    let found = ranks(2, builder, |accelerator| {
         let ((first, weight), (second, other)) = (model(&accelerator)?, model(&accelerator)?);
         let x = input(&accelerator);
-        for _ in 0..3 {
+        for step in 1..=3 {
             let output = first.forward(&x)?;
             let of_second = match between {
                 Between::Nothing => None,
@@ -80,12 +92,19 @@ fn a_static_graph_is_reduced_in_the_first_backward_pass_of_its_own_model(
             };
             accelerator.backward(&output.sum(None))?;
             of_second.map_or(Ok(()), |output| accelerator.backward(&output.sum(None)))?;
-            assert_eq!(gradient(&weight), Some(2.0), "{between:?} rank {}", accelerator.process_index());
+            assert_eq!(
+                gradient(&weight),
+                Some(2.0 * f64::from(step)),
+                "{between:?} rank {}",
+                accelerator.process_index()
+            );
             if !matches!(between, Between::Nothing | Between::LossOfNoModel) {
-                assert_eq!(gradient(&other), Some(2.0), "{between:?} rank {}", accelerator.process_index());
-            }
-            for weight in [&weight, &other] {
-                weight.local().zero_grad();
+                assert_eq!(
+                    gradient(&other),
+                    Some(2.0 * f64::from(step)),
+                    "{between:?} rank {}",
+                    accelerator.process_index()
+                );
             }
         }
         Ok(())
@@ -149,7 +168,7 @@ fn a_resumed_window_reduces_what_was_used_before() {
             let [first, second] = ["first", "second"].map(|name| store.root().param(name, ([1], Init::Ones)).unwrap());
             let params = [first.clone(), second.clone()];
             let module = ModuleFn::new(&store, move |(x, place): &(Tensor, usize)| Ok(params[*place].get()? * x));
-            let (model, mut optimizer) = accelerator.prepare((module, Sgd::new(&store, 0.5)?))?;
+            let (model, mut optimizer) = accelerator.prepare((module, Sgd::new(&store, 0.25)?))?;
             let mut micro_batch = |place: usize| {
                 accelerator.accumulate(&model, || {
                     accelerator.backward(&model.forward(&(input(&accelerator), place))?.sum(None))?;
@@ -164,7 +183,7 @@ fn a_resumed_window_reduces_what_was_used_before() {
                 accelerator.save_state(folder.path())?;
             }
             micro_batch(1)?;
-            // A micro-batch counts half, so the mean over ranks is 1.
+            // A micro-batch counts half, and its loss is the sum of two numbers: the mean over ranks is 2.
             Ok([&first, &second].map(|param| param.local().double_value(&[0])))
         });
         assert_eq!(found.unwrap(), [[0.5, 0.5]; 2], "resumes: {resumes}");
