@@ -110,10 +110,14 @@ pub fn tiled_cross_entropy(
     Ok(total.f_div(&scalar::ne(labels, ignore_index)?.f_sum(Kind::Float)?)?)
 }
 
-/// What makes logits of hidden states for [`tiled_cross_entropy`]: a layer, or any closure.
+/// What makes logits of hidden states for [`tiled_cross_entropy`]: a layer, which ranks may divide, or any closure that gives all logits.
 pub trait CrossEntropyHead: Send + Sync + 'static {
-    /// The sum of the cross-entropy of `hidden [rows, features]` and `labels [rows]`, int64, over the rows whose label is not
-    /// `ignore_index`: a scalar, float32.
+    /// The sum (not the mean) of the cross-entropy of `hidden [rows, features]` and `labels [rows]`, int64, over the rows whose label is not
+    /// `ignore_index`: a scalar, float32, whose gradient reaches `hidden` and the parameters. Collective in both passes where ranks divide
+    /// the layer.
+    ///
+    /// # Errors
+    /// Those of the layer or the closure; a class that there is no logit for; a peer that is gone or does not take part.
     fn sum_of_losses(&self, hidden: &Tensor, labels: &Tensor, ignore_index: i64) -> Result<Tensor>;
 }
 

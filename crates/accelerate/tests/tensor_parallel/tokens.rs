@@ -6,9 +6,9 @@ use accelerate::nn::{
     CheckpointOptions, Checkpointed, Dropout, Embedding, Init, LayerNorm, Linear, Module, ModuleFn, ParamStore,
     RMSNorm, RMSNormConfig, checkpoint,
 };
-use accelerate::optim::Sgd;
+use accelerate::optim::{AcceleratedOptimizer, Sgd};
 use accelerate::tch::{self, Device, Kind, Tensor};
-use accelerate::{Accelerator, Result, TorchTensorParallelPlugin, testing};
+use accelerate::{Accelerator, PreparedModel, Result, TorchTensorParallelPlugin, testing};
 use rstest::rstest;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -84,20 +84,31 @@ fn plan(changes: &[(&str, Value)]) -> Value {
     plan
 }
 
+/// Trains for two steps, and gives the output of each.
+fn two_steps<M: Module<Input = Tensor, Output = Tensor>>(
+    accelerator: &Accelerator,
+    model: &PreparedModel<M>,
+    optimizer: &mut AcceleratedOptimizer<Sgd>,
+    tokens: &Tensor,
+) -> Result<Vec<Vec<f64>>> {
+    let mut found = Vec::new();
+    for _ in 0..2 {
+        let output = model.forward(tokens)?;
+        found.push(values(&output));
+        accelerator.backward(&output.f_square()?.f_mean(Kind::Float)?)?;
+        optimizer.step()?;
+        optimizer.zero_grad()?;
+    }
+    Ok(found)
+}
+
 /// Outputs of two steps, of a pass without gradients after them, and all parameters.
 fn train(accelerator: &Accelerator, parts: Parts, length: i64) -> Result<Vec<Vec<f64>>> {
     let (store, module) = model(accelerator, parts)?;
     let (model, mut optimizer) = accelerator.prepare((module, Sgd::new(&store, 0.1)?))?;
     let tokens =
         Tensor::arange(2 * length, (Kind::Int64, Device::Cpu)).f_mul_scalar(3)?.remainder(11).view([2, length]);
-    let mut found = Vec::new();
-    for _ in 0..2 {
-        let output = model.forward(&tokens)?;
-        found.push(values(&output));
-        accelerator.backward(&output.f_square()?.f_mean(Kind::Float)?)?;
-        optimizer.step()?;
-        optimizer.zero_grad()?;
-    }
+    let mut found = two_steps(accelerator, &model, &mut optimizer, &tokens)?;
     store.eval();
     found.push(values(&tch::no_grad(|| model.forward(&tokens))?));
     let state = store.state_dict()?;
@@ -190,14 +201,7 @@ fn parts_without_gradients_see_the_tokens_of_the_others(
         });
         let (model, mut optimizer) = accelerator.prepare((module, Sgd::new(&store, 0.1)?))?;
         let tokens = (Tensor::arange(length, (Kind::Int64, Device::Cpu)) * 3).remainder(11).view([1, length]);
-        let mut found = Vec::new();
-        for _ in 0..2 {
-            let output = model.forward(&tokens)?;
-            found.push(values(&output));
-            accelerator.backward(&output.f_square()?.f_mean(Kind::Float)?)?;
-            optimizer.step()?;
-            optimizer.zero_grad()?;
-        }
+        let mut found = two_steps(&accelerator, &model, &mut optimizer, &tokens)?;
         found.extend(store.state_dict()?.iter().map(|(_, tensor)| values(tensor)));
         Ok(found)
     };
