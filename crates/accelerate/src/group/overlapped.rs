@@ -125,8 +125,10 @@ mod tests {
         .unwrap();
     }
 
+    /// Rank 0 makes its parts while the others wait for them already.
     #[test]
     fn after_different_calls_nothing_of_them_is_taken_for_what_comes_next() {
+        let barrier = std::sync::Barrier::new(3);
         testing::ranks(3, Default::default(), |accelerator| {
             let (group, kind) = (accelerator.group(), (Kind::Float, Device::Cpu));
             group.all_reduce(&Tensor::zeros([1], kind), crate::ReduceOp::Sum)?;
@@ -134,10 +136,24 @@ mod tests {
                 let sum = Tensor::zeros([3], kind);
                 group.reduce_scatter_overlapped((&sum, 9), &mut |_| Ok(Tensor::ones([3], kind))).map(|()| sum)
             };
+            let scatter_late = || {
+                let (sum, rank) = (Tensor::zeros([3], kind), group.rank());
+                group.reduce_scatter_overlapped((&sum, 9), &mut |part| {
+                    let is_late = rank == 0 && part == 1;
+                    if is_late || (rank != 0 && part == rank) {
+                        barrier.wait();
+                    }
+                    let size = if is_late { 700 } else { 1 };
+                    let numbers = Tensor::full([size, size], 1, kind);
+                    Ok((numbers.mm(&numbers).max() / size as f64).expand([3], false).contiguous())
+                })?;
+                Ok::<_, crate::Error>(sum)
+            };
             for _ in 0..3 {
                 let made = if group.rank() == 0 { scatter().map(drop) } else { group.barrier() };
                 let error = made.unwrap_err().to_string();
                 assert!(error.contains("barrier") && error.contains("9 elements"), "{error}");
+                assert_eq!(scatter_late()?, Tensor::full([3], 3, kind));
                 let numbers = Tensor::full([100_000], 1 + group.rank() as i64, kind);
                 group.all_reduce(&numbers, crate::ReduceOp::Sum)?;
                 assert_eq!(numbers, Tensor::full([100_000], 6, kind));
