@@ -250,13 +250,9 @@ fn in_project(folder: &Path) -> AcceleratorBuilder {
 }
 
 /// A run that took them for nothing would begin anew, and save over them.
-#[rstest]
-#[case::damaged(|manifest: &Path| fs::write(manifest, "{").unwrap())]
-#[case::a_link_to_itself(|manifest: &Path| {
-    fs::remove_file(manifest).unwrap();
-    symlink(manifest, manifest).unwrap();
-})]
-fn a_list_of_files_that_cannot_be_read_is_called_that(#[case] spoil: fn(&Path)) {
+#[test]
+fn a_list_of_files_that_is_none_is_called_that() {
+    let spoil = |manifest: &Path| fs::write(manifest, "{").unwrap();
     let folder = tempfile::tempdir().unwrap();
     let accelerator = in_project(folder.path()).build().unwrap();
     let saved = [(); 2].map(|()| accelerator.save_state(None).unwrap());
@@ -269,6 +265,103 @@ fn a_list_of_files_that_cannot_be_read_is_called_that(#[case] spoil: fn(&Path)) 
         assert!(error.is_checkpoint() && text.contains("can be used"), "{text}");
         assert!(text.contains("checkpoint.manifest.json"), "{text}");
     }
+}
+
+/// What one process cannot read for a moment, another one would remove as the older checkpoint, once a newer one counts.
+#[rstest]
+fn a_later_checkpoint_that_cannot_be_read_is_not_passed_over(#[values(1, 2)] world_size: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    testing::ranks(world_size, in_project(folder.path()), |accelerator| {
+        let [earlier, later] = [accelerator.save_state(None)?, accelerator.save_state(None)?];
+        let (manifest, hidden) = (later.join("checkpoint.manifest.json"), later.join("hidden"));
+        accelerator.on_main_process(|| {
+            fs::rename(&manifest, &hidden).unwrap();
+            symlink(&manifest, &manifest).unwrap();
+        });
+        accelerator.wait_for_everyone()?;
+        for error in [accelerator.latest_checkpoint().unwrap_err(), accelerator.load_state(None).unwrap_err()] {
+            let text = error.to_string();
+            assert!(error.is_checkpoint() && text.contains("cannot read whether"), "{text}");
+            assert!(text.contains("checkpoint_1") && text.contains("name the folder"), "{text}");
+        }
+        assert_eq!(accelerator.load_state(earlier.clone())?, earlier);
+        accelerator.wait_for_everyone()?;
+        accelerator.on_main_process(|| fs::rename(&hidden, &manifest).unwrap());
+        accelerator.wait_for_everyone()?;
+        assert_eq!(accelerator.latest_checkpoint()?, Some(later));
+        Ok(())
+    })
+    .unwrap();
+}
+
+/// The list of files says which of them belong to it, and only a later version can read that.
+#[test]
+fn files_of_an_interrupted_save_of_a_later_version_stay() {
+    let folder = tempfile::tempdir().unwrap();
+    let accelerator = Accelerator::builder().cpu(true).build().unwrap();
+    accelerator.save_state(folder.path()).unwrap();
+    let manifest = folder.path().join("checkpoint.manifest.json");
+    let text = fs::read_to_string(&manifest).unwrap();
+    let later = text.replace("\"version\": 1", "\"version\": 2");
+    assert_ne!(later, text);
+    fs::write(&manifest, later).unwrap();
+    let pending = folder.path().join(".checkpoint.x7Rt01.saving");
+    fs::write(&pending, "of the later version").unwrap();
+    accelerator.save_state(folder.path()).unwrap_err();
+    assert!(pending.exists());
+}
+
+/// A checkpoint of what only some ranks have could be loaded by nobody.
+#[test]
+fn what_only_one_rank_has_registered_is_an_error_of_the_save() {
+    let folder = tempfile::tempdir().unwrap();
+    testing::ranks(2, Accelerator::builder().cpu(true), |accelerator| {
+        let averages = Arc::new(Averages::default());
+        if accelerator.is_main_process() {
+            accelerator.register_stateful(averages.clone());
+        }
+        let error = accelerator.save_state(folder.path()).unwrap_err();
+        assert!(error.to_string().contains("custom_checkpoint_0"), "{error}");
+        assert!(error.to_string().contains("prepare and register the same objects"), "{error}");
+        if !accelerator.is_main_process() {
+            accelerator.register_stateful(averages);
+        }
+        accelerator.save_state(folder.path())?;
+        accelerator.load_state(folder.path()).map(drop)
+    })
+    .unwrap();
+}
+
+/// The other ranks are not left waiting, and go on together.
+#[rstest]
+fn a_folder_on_one_rank_only_is_an_error_on_all(#[values(true, false)] names_checkpoints: bool) {
+    let folder = tempfile::tempdir().unwrap();
+    let builder = if names_checkpoints { in_project(folder.path()) } else { Accelerator::builder().cpu(true) };
+    testing::ranks(2, builder, |accelerator| {
+        let whole = folder.path().join("whole");
+        let saved = accelerator.save_state((!names_checkpoints).then_some(whole))?;
+        let on_one = || accelerator.is_main_process().then(|| saved.clone());
+        accelerator.save_state(on_one()).unwrap_err();
+        let error = accelerator.load_state(on_one()).unwrap_err();
+        assert!(error.to_string().contains("on all processes, or on none"), "{error}");
+        accelerator.load_state(saved.clone()).map(drop)
+    })
+    .unwrap();
+}
+
+#[test]
+fn a_limit_of_checkpoints_whose_folders_the_program_names_is_told_of_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let warnings = Warnings::default();
+    tracing::subscriber::with_default(warnings.clone(), || {
+        let project = ProjectConfiguration { total_limit: Some(1), ..Default::default() };
+        let accelerator = Accelerator::builder().cpu(true).project_config(project).build().unwrap();
+        for name in ["one", "two"] {
+            accelerator.save_state(folder.path().join(name)).unwrap();
+        }
+    });
+    let told = warnings.taken();
+    assert_eq!(told.iter().filter(|text| text.contains("total_limit has no effect")).count(), 1, "{told:?}");
 }
 
 #[test]

@@ -248,3 +248,31 @@ fn states_of_optimizers_that_differ_are_kept_for_each_rank(
         assert_eq!(found, before, "{apart:?} from the {loads}");
     }
 }
+
+/// An optimizer without state says nothing of what ranks have trained by themselves: their parameters do.
+#[test]
+fn parameters_that_differ_are_kept_for_each_rank_without_a_state_of_the_optimizer() {
+    let folder = tempfile::tempdir().unwrap();
+    let numbers = |accelerator: Accelerator, loads: Option<&str>, saves: &str| {
+        let store = ParamStore::new(accelerator.device());
+        let params = ["weight", "bias"].map(|name| store.root().param(name, ([1], Init::Ones)).unwrap());
+        let [weight, bias] = params.clone();
+        let module = ModuleFn::new(&store, move |x: &Tensor| Ok(weight.get()? * x + bias.get()? * x));
+        let (model, mut optimizer) = accelerator.prepare((module, Sgd::new(&store, 0.1)?))?;
+        match loads {
+            Some(name) => drop(accelerator.load_state(folder.path().join(name))?),
+            None => accelerator.no_sync(&model, || {
+                accelerator.backward(&model.forward(&input(&accelerator))?.sum(None))?;
+                optimizer.step()
+            })?,
+        }
+        accelerator.save_state(folder.path().join(saves))?;
+        Ok(params.map(|param| param.local().double_value(&[0])))
+    };
+    let before = ranks(2, Default::default(), |accelerator| numbers(accelerator, None, "first")).unwrap();
+    assert!(before[0][0] != before[1][0] && before[0][1] != before[1][1], "{before:?}");
+    for (loads, saves) in [("first", "second"), ("second", "third")] {
+        let found = ranks(2, Default::default(), |accelerator| numbers(accelerator, Some(loads), saves)).unwrap();
+        assert_eq!(found, before, "from the {loads}");
+    }
+}

@@ -171,3 +171,29 @@ fn a_hook_cannot_call_what_calls_it(#[values(1, 2)] world_size: usize, #[case] l
     .unwrap();
     assert!(said.iter().all(|said| said.contains(wanted)), "{said:?}");
 }
+
+/// The save would remove it as a file of the earlier checkpoint.
+#[rstest]
+fn a_hook_that_writes_into_the_checkpoint_of_the_folder_is_an_error(#[values(0, 1)] writer: usize) {
+    let folder = tempfile::tempdir().unwrap();
+    testing::ranks(2, Accelerator::builder().cpu(true), |accelerator| {
+        let _model = model(&accelerator, 1.0)?;
+        accelerator.save_state(folder.path())?;
+        let is_writer = accelerator.process_index() == writer;
+        let handle = accelerator.register_save_state_pre_hook(move |state| {
+            if is_writer {
+                std::fs::write(state.folder().join("model.safetensors"), "of the hook").unwrap();
+            }
+            state.leave_out("model")
+        });
+        let error = accelerator.save_state(folder.path()).unwrap_err();
+        assert!(
+            error.to_string().contains("model.safetensors") && error.to_string().contains("other names"),
+            "{error}"
+        );
+        assert_eq!(std::fs::read(folder.path().join("model.safetensors")).unwrap(), b"of the hook");
+        handle.remove();
+        accelerator.save_state(folder.path()).map(drop)
+    })
+    .unwrap();
+}

@@ -6,7 +6,7 @@ use super::left_out::without_frozen;
 use super::pending_save::{CheckpointSave, Outdated};
 use crate::checkpoint::{
     FolderWriters, FoundCheckpoint, IoMode, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in,
-    gather_whole, keep_differing, kept_by_rank, put_back, random_states, restore_random_states,
+    differing_in, gather_whole, keep_differing, kept_by_rank, put_back, random_states, restore_random_states,
 };
 use crate::error::{CheckpointError, Error, Result, shortened_to};
 use crate::messages;
@@ -170,8 +170,7 @@ impl Accelerator {
     fn plan_save(&self, output_dir: Option<PathBuf>) -> Result<CheckpointSave> {
         self.check_outside_of_hooks("save_state")?;
         self.wait_for_save()?;
-        let number_and_folder = self.folder_to_save(output_dir);
-        let (iteration, folder) = self.group().agree_on_success("save_state", number_and_folder)?;
+        let (iteration, folder) = self.folder_to_save(output_dir)?;
         // Who writes in the background does not follow a program that changes its working folder.
         let folder = std::path::absolute(&folder).unwrap_or(folder);
         let writers = self.checkpoint_writers();
@@ -181,6 +180,10 @@ impl Accelerator {
         let frozen = self.frozen_in_models(&left_out);
         let state = frozen.and_then(|frozen| Ok(without_frozen(self.run_state(iteration, &left_out)?, frozen)));
         let mut state = self.group().agree_on_success("save_state", state)?;
+        // A checkpoint of what only some ranks have could be loaded by nobody.
+        let names: Vec<&str> = state.objects.keys().map(String::as_str).filter(|name| !is_of_one_rank(name)).collect();
+        let cure = "prepare and register the same objects on all processes, in the same order";
+        self.group().agree("save_state", &format!("[{}]", names.join(", ")), cure)?;
         keep_differing(&mut state, self.group(), &writers)?;
         if let Some(full) = self.config().fsdp_in_use().and_then(FullyShardedSettings::full_state_dict) {
             let are_numbers = self.session().objects().dequantize_parts(&mut state.objects);
@@ -204,7 +207,8 @@ impl Accelerator {
     /// has not seen, and each process draws new random numbers, which are the same whenever this checkpoint is loaded by
     /// as many. Returns the folder.
     ///
-    /// `None` takes the newest checkpoint of the project that was completed, and says which later ones were not. All bytes
+    /// `None` takes the newest checkpoint of the project that was completed, and says which later ones were not; one that a process
+    /// cannot read is an error. All bytes
     /// are compared with the checksums in the checkpoint before anything changes. A program that saves after this numbers
     /// its checkpoints on.
     ///
@@ -214,7 +218,7 @@ impl Accelerator {
     /// [`is_checkpoint`](Error::is_checkpoint): there is no checkpoint, or what it has of an object does not fit, by name;
     /// [`is_weights`](Error::is_weights): a file is not as it was saved, by path; [`is_config`](Error::is_config): other objects
     /// were prepared. An error on every rank. Where the files are wrong, or other objects were prepared, nothing has changed on
-    /// any rank; where an object refuses its state, nothing on those ranks whose objects do. After all of this, tensors on the
+    /// any rank but what a hook has done; where an object refuses its state, nothing on those ranks whose objects do. After all of this, tensors on the
     /// CPU are read into the memory where they are: if a disk fails then, the error says that the run has to load again.
     #[track_caller]
     pub fn load_state(&self, input_dir: impl CheckpointFolder) -> Result<PathBuf> {
@@ -266,7 +270,8 @@ impl Accelerator {
     ///
     /// # Errors
     /// [`is_weights`](Error::is_weights): the folder of the checkpoints cannot be read; [`is_checkpoint`](Error::is_checkpoint):
-    /// there are some, and none that can be used, so that a run which began anew would write over them. An error on every rank.
+    /// there are some, and none that can be used, so that a run which began anew would write over them, or a process cannot read a later
+    /// one. An error on every rank.
     pub fn latest_checkpoint(&self) -> Result<Option<PathBuf>> {
         let found = self.found_checkpoints("latest_checkpoint")?;
         let newest = self.newest_committed(&found)?;
@@ -392,14 +397,20 @@ impl Accelerator {
         Ok(states)
     }
 
-    /// Where ranks have states of optimizers of their own, the next checkpoint keeps those, too.
+    /// Where ranks have parameters or states of optimizers of their own, the next checkpoint keeps those, too.
     fn go_on_alone(&self, checkpoint: &OpenCheckpoint) {
-        let optimizers: Vec<String> =
-            self.session().objects().named_optimizers().map(|(name, _)| format!("{name}.")).collect();
-        let is_of_optimizer = |tensor: &String| optimizers.iter().any(|name| tensor.starts_with(name));
-        let mut kept = checkpoint.description.objects.iter().filter(|(name, _)| name.starts_with(KEPT_BY_RANK));
-        if kept.any(|(_, object)| object.tensors.keys().any(is_of_optimizer)) {
-            self.session().objects().models().for_each(|model| model.train_alone());
+        let objects = self.session().objects();
+        let kept = checkpoint.description.objects.iter().filter(|(name, _)| name.starts_with(KEPT_BY_RANK));
+        let differing: BTreeSet<_> = kept.flat_map(|(_, object)| differing_in(object)).collect();
+        let optimizers: BTreeSet<String> = objects.named_optimizers().map(|(name, _)| name).collect();
+        // Which of the models such an optimizer trains, nobody says.
+        let is_any_optimizer = differing.iter().any(|(object, _)| optimizers.contains(object));
+        for (name, model) in objects.named_models() {
+            let buffers: BTreeSet<String> = model.store.buffers().iter().map(|it| it.name().to_owned()).collect();
+            let is_parameter = |(object, tensor): &(String, String)| *object == name && !buffers.contains(tensor);
+            if is_any_optimizer || differing.iter().any(is_parameter) {
+                model.train_alone();
+            }
         }
     }
 
@@ -463,32 +474,51 @@ impl Accelerator {
         FolderWriters(first..first + self.state().num_local_processes())
     }
 
-    /// The folder that is to be written, and its number. Collective where checkpoints are named automatically.
+    /// The folder that is to be written, and its number. Collective.
     fn folder_to_save(&self, output_dir: Option<PathBuf>) -> Result<(Option<usize>, PathBuf)> {
         let project = self.project_configuration();
-        match output_dir {
+        let named = match output_dir {
             Some(folder) if project.names_checkpoints() => Err(CheckpointError::TwoNames { folder }.into()),
             Some(folder) if folder.as_os_str().is_empty() => Err(CheckpointError::NoFolder.into()),
-            Some(folder) => Ok((None, folder)),
             None if !project.names_checkpoints() => Err(CheckpointError::NoFolder.into()),
-            None => {
-                let own = self.0.checkpoint_iteration.load(Ordering::Relaxed);
-                let found = self.found_checkpoints("save_state")?;
-                let free = found.last().map_or(0, |last| last.number.saturating_add(1));
-                // Machines that share no folder may have others.
-                let number = self.values_of_all(own.max(free))?.into_iter().max().unwrap_or(own);
-                Ok((Some(number), project.checkpoint_dir(number)))
-            }
+            named => Ok(named),
+        };
+        // Where this succeeds, all ranks name a folder or none does, so that all of them make the calls below.
+        if let Some(folder) = self.group().agree_on_success("save_state", named)? {
+            self.warn_of_unused_retention();
+            return Ok((None, folder));
+        }
+        let own = self.0.checkpoint_iteration.load(Ordering::Relaxed);
+        let found = self.found_checkpoints("save_state")?;
+        let free = found.last().map_or(0, |last| last.number.saturating_add(1));
+        // Machines that share no folder may have others.
+        let number = self.values_of_all(own.max(free))?.into_iter().max().unwrap_or(own);
+        Ok((Some(number), project.checkpoint_dir(number)))
+    }
+
+    /// A program that limits the number of its checkpoints, and names their folders itself, would find its disk full.
+    fn warn_of_unused_retention(&self) {
+        let is_limited = self.project_configuration().total_limit.is_some();
+        if is_limited && self.is_main_process() && !self.0.has_told_of_limit.swap(true, Ordering::Relaxed) {
+            messages::warning_here!(
+                "total_limit has no effect on checkpoints whose folders the program names itself: none is removed; set \
+                 automatic_checkpoint_naming in ProjectConfiguration, and give save_state None"
+            );
         }
     }
 
     /// The folder that is to be read. Collective.
     fn folder_to_load(&self, input_dir: Option<PathBuf>) -> Result<PathBuf> {
+        let asked_for = if input_dir.is_some() { "a checkpoint that is named" } else { "the newest checkpoint" };
+        self.group().agree("load_state", asked_for, "name a folder on all processes, or on none")?;
         if let Some(folder) = input_dir {
             return Ok(folder);
         }
         let found = self.found_checkpoints("load_state")?;
-        let Some(newest) = self.newest_committed(&found)? else { return Err(self.no_checkpoint(&found).into()) };
+        let newest = self.newest_committed(&found)?;
+        let newest = newest.ok_or_else(|| self.no_checkpoint(&found).into());
+        // Machines that share no folder have not found the same.
+        let newest = self.group().agree_on_success("load_state", newest)?;
         if self.is_main_process() {
             for FoundCheckpoint { number, problem, .. } in found.iter().filter(|it| it.number > newest) {
                 let name = checkpoint_name(*number);
@@ -517,12 +547,26 @@ impl Accelerator {
         CheckpointError::NoCheckpoint { folder: self.checkpoints_dir(), found }
     }
 
-    /// The number of the newest checkpoint that has been completed on all machines. Collective.
+    /// The number of the newest checkpoint that has been completed on all machines. A later one that a process cannot read, which
+    /// may have been completed, is an error on all of them: a run that went on from an earlier one would remove it. Collective.
     fn newest_committed(&self, found: &[FoundCheckpoint]) -> Result<Option<usize>> {
         let committed: BTreeSet<usize> = found.iter().filter(|it| it.is_committed).map(|it| it.number).collect();
+        let unreadable = found.iter().filter(|it| it.is_unreadable);
+        let unreadable: BTreeMap<usize, Option<String>> =
+            unreadable.map(|it| (it.number, it.problem.clone())).collect();
+        let all = self.values_of_all((committed, unreadable))?;
         // Machines that share no folder may have been killed at different saves.
-        let everywhere = self.values_of_all(committed)?.into_iter().reduce(|one, other| &one & &other);
-        Ok(everywhere.and_then(|numbers| numbers.last().copied()))
+        let everywhere = all.iter().map(|(committed, _)| committed.clone()).reduce(|one, other| &one & &other);
+        let newest = everywhere.and_then(|numbers| numbers.last().copied());
+        let unreadable =
+            all.iter().enumerate().flat_map(|(rank, (_, unreadable))| unreadable.iter().map(move |it| (rank, it)));
+        match unreadable.filter(|(_, (number, _))| Some(**number) > newest).max_by_key(|(_, (number, _))| **number) {
+            None => Ok(newest),
+            Some((rank, (&number, problem))) => {
+                let (folder, problem) = (self.project_configuration().checkpoint_dir(number), problem.clone());
+                Err(CheckpointError::Unreadable { folder, rank, problem: problem.unwrap_or_default() }.into())
+            }
+        }
     }
 
     /// The values of all processes, by rank. Collective.

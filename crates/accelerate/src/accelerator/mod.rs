@@ -87,6 +87,8 @@ struct Inner {
     is_stopping: AtomicBool,
     /// The number of the next automatically named checkpoint.
     checkpoint_iteration: AtomicUsize,
+    /// That `total_limit` has no effect here is said once.
+    has_told_of_limit: AtomicBool,
     /// How good the run is, for checkpoints.
     checkpoint_metric: Mutex<Option<f64>>,
     background_save: BackgroundSave,
@@ -147,6 +149,7 @@ impl Accelerator {
             trigger,
             is_stopping,
             checkpoint_iteration,
+            has_told_of_limit: AtomicBool::new(false),
             checkpoint_metric: Mutex::default(),
             background_save: BackgroundSave::default(),
             sequence: DividedNow::default(),

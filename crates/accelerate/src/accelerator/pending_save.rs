@@ -7,7 +7,7 @@ use crate::group::Group;
 use crate::messages;
 use accelerate_core::checkpoint::Retention;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 
 /// How far the thread that writes stands back where training needs the cores, on the scale of `nice`: about a thirtieth of a core
@@ -139,7 +139,12 @@ impl Accelerator {
             None => state.group.insert(self.group().side_group()?).clone(),
         };
         let (folder, progress) = (save.folder().to_owned(), save.progress());
+        let (begin, may_begin) = mpsc::channel();
         let write = move || {
+            // Where another process has no thread, this one would wait for it, and take part in its next save.
+            if may_begin.recv().is_err() {
+                return Ok(());
+            }
             // Not a reason to write nothing where it is not allowed.
             let _ = rustix::process::setpriority_process(None, NICENESS);
             save.write(&group, IoMode::Direct)
@@ -147,6 +152,8 @@ impl Accelerator {
         let thread = thread::Builder::new().name("save_state".to_owned()).spawn(write);
         let thread = thread.map_err(|source| CheckpointError::NoThread { source }.into());
         let thread = self.group().agree_on_success("save_state_async", thread)?;
+        // Fails only where the thread is gone, which whoever waits for it is told.
+        let _ = begin.send(());
         state.pending = Some(Pending { folder, progress, thread });
         Ok(())
     }

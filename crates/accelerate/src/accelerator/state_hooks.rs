@@ -1,7 +1,7 @@
 //! What a program has called before the state of a run is saved or loaded.
 
 use super::Accelerator;
-use crate::checkpoint::make_checkpoint_folder;
+use crate::checkpoint::{EarlierFiles, make_checkpoint_folder};
 use crate::error::{CheckpointError, Result};
 use crate::nn::ParamStore;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
@@ -91,7 +91,8 @@ impl StateHookContext<'_> {
         self.accelerator
     }
 
-    /// The folder of the checkpoint. It is there, and files of the program's own in it stay as they are.
+    /// The folder of the checkpoint. It is there, and files of the program's own in it stay as they are. They may not have the names
+    /// of files of a checkpoint that is in the folder already, because a save replaces those.
     pub fn folder(&self) -> &Path {
         self.folder
     }
@@ -194,8 +195,18 @@ impl Accelerator {
     /// Calls the hooks before a save into `folder`, which `makes_folder` says who makes. Returns the models that are not
     /// saved. Collective.
     pub(super) fn run_save_hooks(&self, folder: &Path, makes_folder: bool) -> Result<BTreeSet<String>> {
-        let make_folder = || if makes_folder { make_checkpoint_folder(folder) } else { Ok(()) };
-        self.run_hooks("save_state", &self.0.save_hooks, folder, make_folder)
+        let mut earlier = None;
+        let make_folder = || {
+            if makes_folder {
+                make_checkpoint_folder(folder)?;
+                earlier = Some(EarlierFiles::of(folder)?);
+            }
+            Ok(())
+        };
+        let left_out = self.run_hooks("save_state", &self.0.save_hooks, folder, make_folder)?;
+        let checked = earlier.map_or(Ok(()), |earlier| earlier.check_unchanged());
+        self.group().agree_on_success("save_state", checked)?;
+        Ok(left_out)
     }
 
     /// Calls the hooks before `folder` is loaded. Returns the models that are not. Collective.

@@ -43,6 +43,10 @@ pub(super) fn prepare_folder(folder: &Path, stem: &str) -> Result<()> {
     })?;
     // What could not be finished stays until the new save counts.
     let pending = own_manifest(folder, stem)?;
+    if pending.is_none() && folder.join(SaveManifest::file_name(stem)).exists() {
+        // One of a later version lists files that may not be removed, and nobody here knows which.
+        return Ok(());
+    }
     let listed = pending.into_iter().flat_map(|manifest| manifest.files).filter_map(|file| file.temporary_name);
     remove_abandoned(folder, stem, &listed.collect::<Vec<_>>())
 }
@@ -114,6 +118,10 @@ fn commit_manifest(folder: &Path, stem: &str, manifest: &SaveManifest) -> Result
         write_manifest(folder, stem, manifest).map(|()| lock)
     });
     let _lock = written.inspect_err(|_| {
+        // File systems of a network may report as failed what they have done, and then these files are the save.
+        if !matches!(read_manifest(folder, stem), Ok(found) if found.as_ref() != Some(manifest)) {
+            return;
+        }
         // Without the manifest they belong to nothing. The error that led here is the one to report.
         for name in manifest.files.iter().filter_map(|file| file.temporary_name.as_ref()) {
             let _ = fs::remove_file(folder.join(name));

@@ -72,9 +72,9 @@ pub use saved_files::{check_save_directory, check_saved_files, read_saved_file, 
 pub(crate) use sharded::{Writers, save_sharded_model_weights};
 pub use source::load_file;
 pub(crate) use state::{
-    FolderWriters, FoundCheckpoint, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in, gather_whole,
-    is_kept_elsewhere, keep_differing, kept_by_rank, make_checkpoint_folder, put_back, random_states,
-    remove_outdated_checkpoints, restore_random_states,
+    EarlierFiles, FolderWriters, FoundCheckpoint, OpenCheckpoint, PlannedSave, RANDOM_STATES, RunState, checkpoints_in,
+    differing_in, gather_whole, is_kept_elsewhere, keep_differing, kept_by_rank, make_checkpoint_folder, put_back,
+    random_states, remove_outdated_checkpoints, restore_random_states,
 };
 pub(crate) use weight_source::WeightSource;
 pub use writer::save_file;

@@ -23,6 +23,20 @@ pub(crate) enum CheckpointError {
     NoCheckpoint { folder: PathBuf, found: String },
 
     #[error(
+        "process {rank} cannot read whether {} was completed: {problem}. Make it readable, or name the folder to go on from: a run that \
+         went on from an earlier checkpoint might remove it",
+        folder.display()
+    )]
+    Unreadable { folder: PathBuf, rank: usize, problem: String },
+
+    #[error(
+        "a hook before save_state has written {}, which is a file of the checkpoint that was in this folder, and would be removed with \
+         it; write files of other names, or save to another folder",
+        path.display()
+    )]
+    ChangedByHook { path: PathBuf },
+
+    #[error(
         "there is no folder {} to go on from; name the folder of a checkpoint, such as checkpoints/checkpoint_1 of a project, or None \
          for the newest of them",
         folder.display()

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::group::Group;
 use crate::offload::is_outline;
 use crate::session::ObjectState;
-use accelerate_core::checkpoint::KEPT_BY_RANK;
+use accelerate_core::checkpoint::{KEPT_BY_RANK, SavedObject};
 use accelerate_core::weight_files::Checksum;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -86,6 +86,12 @@ pub(crate) fn put_back(kept: ObjectState, states: &mut BTreeMap<String, ObjectSt
         let Some((object, name)) = object_and_name(&full) else { continue };
         states.get_mut(&object).map(|state| state.tensors.insert(name, tensor));
     }
+}
+
+/// Object and name of each tensor that a rank of the run held otherwise than the first one, or not at all.
+pub(crate) fn differing_in(kept: &SavedObject) -> impl Iterator<Item = ObjectAndName> {
+    let absent = kept.values[ABSENT].as_array().into_iter().flatten().filter_map(|name| name.as_str());
+    kept.tensors.keys().map(String::as_str).chain(absent).filter_map(object_and_name)
 }
 
 /// Are tensors of the rank in the folder of another machine?

@@ -11,7 +11,7 @@ mod save;
 mod tests;
 mod whole;
 
-pub(crate) use kept::{is_kept_elsewhere, keep_differing, kept_by_rank, put_back};
+pub(crate) use kept::{differing_in, is_kept_elsewhere, keep_differing, kept_by_rank, put_back};
 pub(crate) use load::OpenCheckpoint;
 pub(crate) use random::{random_states, restore_random_states};
 pub(crate) use save::{FolderWriters, PlannedSave, RunState};
@@ -19,16 +19,18 @@ pub(crate) use whole::gather_whole;
 
 use super::atomic::{folder_of, io_error, names_in, remove_abandoned, sync_folder};
 use super::fault;
-use super::folder::{is_committed, prepare_folder, read_committed};
-use crate::error::{CheckpointError, Result};
+use super::folder::{is_committed, prepare_folder, read_committed, read_manifest};
+use crate::error::{CheckpointError, Kind, Result, WeightsError};
 use crate::messages;
 use accelerate_core::checkpoint::{
     Checkpoint, Completed, DESCRIPTION, Retention, STEM, checkpoint_name, checkpoint_number,
 };
 use accelerate_core::weight_files::SaveManifest;
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 /// Under this name, the states of the random numbers of all ranks.
 pub(crate) const RANDOM_STATES: &str = "random_states";
@@ -41,6 +43,34 @@ pub(crate) fn make_checkpoint_folder(folder: &Path) -> Result<()> {
     prepare_folder(folder, STEM)
 }
 
+/// The files of the checkpoint that is in a folder already. A save into the folder removes those that it does not write anew, so that
+/// nobody else may write into them.
+#[derive(Debug)]
+pub(crate) struct EarlierFiles(BTreeMap<PathBuf, Option<Stamp>>);
+
+/// When a file was changed, and how long it is.
+type Stamp = (Option<SystemTime>, u64);
+
+impl EarlierFiles {
+    pub(crate) fn of(folder: &Path) -> Result<Self> {
+        let manifest = read_manifest(folder, STEM)?;
+        let files = manifest.into_iter().flat_map(|manifest| manifest.files).map(|file| folder.join(file.name));
+        Ok(Self(files.map(|path| (path.clone(), Self::stamp(&path))).collect()))
+    }
+
+    /// Fails if somebody has written into one of them, or removed it.
+    pub(crate) fn check_unchanged(&self) -> Result<()> {
+        match self.0.iter().find(|(path, before)| Self::stamp(path) != **before) {
+            Some((path, _)) => Err(CheckpointError::ChangedByHook { path: path.clone() }.into()),
+            None => Ok(()),
+        }
+    }
+
+    fn stamp(path: &Path) -> Option<Stamp> {
+        fs::metadata(path).ok().map(|found| (found.modified().ok(), found.len()))
+    }
+}
+
 /// An automatically named checkpoint.
 #[derive(Debug)]
 pub(crate) struct FoundCheckpoint {
@@ -48,6 +78,8 @@ pub(crate) struct FoundCheckpoint {
     pub(crate) is_committed: bool,
     /// Why it cannot be said whether it was committed.
     pub(crate) problem: Option<String>,
+    /// The system could not read it, so that it may be whole, and readable at another time or by another process.
+    pub(crate) is_unreadable: bool,
 }
 
 /// The checkpoints in a folder of automatically named ones, in the order of their numbers; none if there is no such folder.
@@ -62,8 +94,10 @@ pub(crate) fn checkpoints_in(folder: &Path) -> Result<Vec<FoundCheckpoint>> {
         let entry = entry.map_err(io_error("read", folder))?;
         let Some(number) = entry.file_name().to_str().and_then(checkpoint_number) else { continue };
         let is_committed = is_committed(&entry.path(), STEM);
-        let problem = is_committed.as_ref().err().map(ToString::to_string);
-        found.push(FoundCheckpoint { number, is_committed: is_committed.unwrap_or(false), problem });
+        let error = is_committed.as_ref().err();
+        let is_unreadable = error.is_some_and(|error| matches!(error.kind(), Kind::Weights(WeightsError::Io { .. })));
+        let problem = error.map(ToString::to_string);
+        found.push(FoundCheckpoint { number, is_committed: is_committed.unwrap_or(false), problem, is_unreadable });
     }
     found.sort_unstable_by_key(|checkpoint| checkpoint.number);
     Ok(found)

@@ -34,7 +34,11 @@ pub(crate) fn restore_random_states(
                 generator.set_state(own).map_err(crate::Error::from).map_err(|it| it.context(RANDOM_STATES))?
             }
             (None, Some(first)) => {
-                if is_same_size {
+                if is_same_size && state.tensors.contains_key(&key(rank, "cpu")) {
+                    messages::warning_here!(
+                        "the run of the checkpoint drew no random numbers for {name} devices; new ones are drawn"
+                    );
+                } else if is_same_size {
                     messages::warning_here!(
                         "the random numbers of this process are in the folder of another machine, since each has those of its own \
                          processes; new ones are drawn"
